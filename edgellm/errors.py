@@ -23,9 +23,7 @@ class EdgellmError(Exception):
 
     def for_host(self, host: str) -> EdgellmError:
         """The same error, named for a host."""
-        return type(self)(
-            what=self.what, want=self.want, have=self.have, fix=self.fix, host=host
-        )
+        return type(self)(what=self.what, want=self.want, have=self.have, fix=self.fix, host=host)
 
 
 class ParseError(EdgellmError):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
+from typing import Any
 
 from edgellm.cpuset import CpuSet
 
@@ -73,6 +74,7 @@ class Cgroup:
     controllers: tuple[str, ...]  # available to services: ("cpu", "cpuset", "memory")
     effective_cpus: CpuSet | None  # cpuset.cpus.effective of the root the probe sees
     quota_cpus: float | None  # CFS quota over period; None: no quota
+    memory_limit_bytes: int | None = None  # memory.max above all services; None: no limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +101,9 @@ class Tools:
     libgomp: bool
     libstdcxx: bool
     tuned_profile: str | None  # "throughput-performance"
-    zram_manager: str | None  # "systemd-zram-generator", "zram-tools", "rpi-swap", ...
+    zram_manager: str | None  # who is set up to make zram: "zram-tools", "rpi-swap", "edgellm" (us)
     selinux_enforcing: bool
+    zram_generator: bool = False  # systemd-zram-generator is installed, configured or not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,8 +142,28 @@ class HostProfile:
     service_user_exists: bool
     swappiness: int | None
     health: Health
+    # Held by an edgellm that runs already: without it a second run would see less memory than the
+    # first for its own sake, and plan something else.
+    mem_own_bytes: int = 0
 
     @property
     def arch(self) -> Arch | None:
         """None for a machine that the runtime is not built for ("armv7l")."""
         return next((arch for arch in Arch if arch.machine == self.machine), None)
+
+    def to_json(self) -> Any:
+        """Plain values, as `pyinfra … fact` prints them."""
+        return plain(self)
+
+
+def plain(value: Any) -> Any:
+    """Any of the product's values -> what JSON can hold; a CpuSet as the kernel's cpulist."""
+    if isinstance(value, CpuSet):
+        return str(value)
+    if isinstance(value, Enum):
+        return value.value
+    if is_dataclass(value):
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, (tuple, list)):
+        return [plain(item) for item in value]
+    return value

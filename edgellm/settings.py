@@ -67,7 +67,9 @@ class Settings:
         "prefill batch in tokens; small keeps short requests short", default=128, low=16, high=2048
     )
     max_tokens: int = _setting("cap of generated tokens a request", default=512, low=1, high=32768)
-    max_queue: int = _setting("requests that may wait beyond the slots", default=8, low=0, high=1024)
+    max_queue: int = _setting(
+        "requests that may wait beyond the slots", default=8, low=0, high=1024
+    )
 
     # Tuning: None lets plan_tuning decide
     threads: int | None = _setting("decode threads of a worker", default=None, low=1, high=1024)
@@ -163,8 +165,10 @@ class Settings:
                 f"bind_address={self.bind_address} is not loopback: it needs api_key_env, "
                 "the name of an environment variable that holds an API key"
             )
-        if self.max_tokens > self.n_ctx:
-            faults.append(f"max_tokens={self.max_tokens} is over n_ctx={self.n_ctx}")
+        if self.max_tokens >= self.n_ctx:
+            faults.append(
+                f"max_tokens={self.max_tokens} leaves no room for a prompt in n_ctx={self.n_ctx}"
+            )
         return faults
 
     @property

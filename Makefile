@@ -1,0 +1,62 @@
+# What a person can do in a clone. Every target installs what it needs, the first time.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
+APT_INSTALL := $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+
+.PHONY: help demo demo-down test check fix vm lock clean
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+demo: $(VENV)/.control .cache/.demo-packages ## Boot three real hosts here, roll out to them, roll out again, leave them up
+	$(SUDO) $(PYTHON) -m demo.fleet up
+	$(PYTHON) -m demo.tour
+
+demo-down: $(VENV)/.control ## End the demo's hosts and remove all that they left
+	$(SUDO) $(PYTHON) -m demo.fleet down
+
+test: $(VENV)/.dev .cache/.demo-packages ## Run every test, those on real hosts included (as root)
+	$(SUDO) $(PYTHON) -m pytest
+
+check: $(VENV)/.dev ## Lint, format and types, as CI does
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+fix: $(VENV)/.dev ## Let ruff mend and format what it can
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+lock: $(VENV)/.dev ## Pin the newest versions that pyproject.toml allows, with hashes
+	$(PYTHON) -m pip install -q uv
+	$(VENV)/bin/uv pip compile $(LOCK) --universal pyproject.toml -o requirements/control.txt
+	$(VENV)/bin/uv pip compile $(LOCK) --universal pyproject.toml --group test --group check --group host -o requirements/dev.txt
+	$(VENV)/bin/uv pip compile $(LOCK) --python-platform x86_64-manylinux_2_28 --group pyproject.toml:host -o requirements/host.txt
+LOCK := -q --upgrade --python-version 3.10 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate
+
+clean: demo-down ## Also remove images, models, runtimes and the environment of this clone
+	$(SUDO) rm -rf .cache .demo reports $(VENV)
+
+# --- what the targets stand on; each is made once -------------------------------------------------
+
+$(VENV)/bin/python:
+	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "edgellm needs python3 3.10 or newer; this is $$(python3 -V)"; exit 1; }
+	@python3 -c 'import venv, ensurepip' 2>/dev/null || { $(SUDO) apt-get update -q && $(APT_INSTALL) python3-venv; }
+	python3 -m venv $(VENV)
+
+$(VENV)/.control: requirements/control.txt | $(VENV)/bin/python
+	$(PYTHON) -m pip install -q --disable-pip-version-check --require-hashes -r $<
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.txt | $(VENV)/bin/python
+	$(PYTHON) -m pip install -q --disable-pip-version-check --require-hashes -r $<
+	@touch $@ $(VENV)/.control
+
+.cache/.demo-packages: demo/image.py | $(VENV)/bin/python
+	@mkdir -p .cache
+	@missing=$$($(PYTHON) -m demo.fleet packages --missing) && if [ -n "$$missing" ]; then \
+	  $(SUDO) apt-get update -q && $(APT_INSTALL) $$missing; fi
+	@touch $@

@@ -1,0 +1,1 @@
+"""Read-only probes of a host: each is one round trip, each returns a typed value."""

@@ -1,0 +1,254 @@
+"""One host -> its Context: settings, profile, plan, and the files of its release.
+
+Everything that can be wrong with a host is found here, before anything on it changes, and fails
+that host alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gevent.lock import RLock
+from paramiko import SSHException
+from pyinfra import logger
+from pyinfra.api.exceptions import PyinfraError
+from pyinfra.context import ctx_state
+
+from edgellm import layout, recorder, render
+from edgellm.errors import EdgellmError, HostMismatchError, SettingsError
+from edgellm.facts.host_profile import HostProfileFact
+from edgellm.facts.paths import ArtifactsWhole
+from edgellm.facts.reading import read
+from edgellm.hardware import Arch, HostProfile
+from edgellm.health import TtftBudget
+from edgellm.model_source import fetch_model
+from edgellm.operations.smoke import SmokeTest
+from edgellm.operations.transfer import Transfer
+from edgellm.release import ModelArtifact, Release, Runtime
+from edgellm.runtime_build import build_runtime
+from edgellm.settings import Settings
+from edgellm.tuning import TuningPlan, check_host, plan_tuning
+
+if TYPE_CHECKING:
+    from pyinfra.api import Host
+
+SHORTEST_API_KEY = 20  # characters; a key that can be guessed is worse than loopback
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """All that the steps of one host need; nothing in it is decided later."""
+
+    settings: Settings
+    profile: HostProfile
+    plan: TuningPlan
+    model: ModelArtifact
+    runtime: Runtime
+    release: Release
+    api_key_hashes: tuple[str, ...]  # () where no key is asked for
+    probe_key: str | None
+
+    @property
+    def model_transfer(self) -> Transfer:
+        return Transfer(
+            label=f"model {self.model.name}",
+            source=self.model.path,
+            path=layout.model_path(self.model.sha256),
+            sha256=self.model.sha256,
+            size_bytes=self.model.size_bytes,
+            deadline_s=self.settings.transfer_deadline_s,
+        )
+
+    @property
+    def runtime_transfer(self) -> Transfer:
+        return Transfer(
+            label=f"runtime {self.runtime.id}",
+            source=self.runtime.archive,
+            path=f"{layout.runtime_directory(self.runtime.id)}.tar.gz",
+            sha256=self.runtime.sha256,
+            size_bytes=self.runtime.size_bytes,
+            deadline_s=self.settings.transfer_deadline_s,
+        )
+
+    @property
+    def smoke_test(self) -> SmokeTest:
+        return SmokeTest(
+            url=render.local_url(self.settings),
+            model_name=self.settings.model_name,
+            needs_key=self.probe_key is not None,
+            requests=self.settings.smoke_requests,
+            max_tokens=self.settings.smoke_max_tokens,
+            load_deadline_s=self.settings.load_deadline_s,
+            first_token_deadline_s=self.settings.first_token_deadline_s,
+            request_deadline_s=self.settings.request_deadline_s,
+            budget=TtftBudget.from_settings(self.settings),
+        )
+
+
+def context_for(host: Host) -> Context | None:
+    """None: the host cannot be rolled out to, has been failed, and its reason noted."""
+    try:
+        return _context_for(host)
+    except EdgellmError as error:
+        _fail(host, error)
+    except (PyinfraError, EOFError, OSError, SSHException) as error:
+        _fail(
+            host,
+            HostMismatchError(
+                what="reading the host",
+                want="a shell over ssh",
+                have=str(error) or type(error).__name__,
+                fix=f"check that `ssh {host.name}` gives a shell, then run again",
+            ),
+        )
+    return None
+
+
+def _context_for(host: Host) -> Context:
+    settings = Settings.from_host_data(host.data.dict(), host=host.name)
+    api_key = _api_key(settings, os.environ, host.name)
+    model = _model(settings)
+    recorder.note_model(model.name, model.sha256)
+
+    profile = read(HostProfileFact)
+    if profile.arch is None:
+        runtime = None
+        disk_needed_bytes = 0
+    else:
+        runtime = _runtime(profile.arch)
+        disk_needed_bytes = _disk_needed_bytes(host, model, runtime)
+    faults = check_host(
+        profile, settings, group_arch=_group_arch(host), disk_needed_bytes=disk_needed_bytes
+    )
+    if faults:
+        for fault in faults[1:]:
+            host.log(str(fault.for_host(host.name)), logger.error)
+        raise faults[0]
+    assert runtime is not None  # check_host has refused an architecture without one
+
+    plan = plan_tuning(profile, settings)
+    recorder.note_plan(host, plan)
+    probe_key = None if api_key is None else _probe_key(api_key, host.name)
+    keys = tuple(key for key in (api_key, probe_key) if key is not None)
+    hashes = tuple(hashlib.sha256(key.encode()).hexdigest() for key in keys)
+    return Context(
+        settings=settings,
+        profile=profile,
+        plan=plan,
+        model=model,
+        runtime=runtime,
+        release=Release.of(
+            model_sha256=model.sha256,
+            runtime_id=runtime.id,
+            files=render.release_files(plan, settings, hashes),
+        ),
+        api_key_hashes=hashes,
+        probe_key=probe_key,
+    )
+
+
+def _fail(host: Host, error: EdgellmError) -> None:
+    error = error if error.host else error.for_host(host.name)
+    recorder.note_failure(host, error)
+    host.log_styled(str(error), fg="red", log_func=logger.error)
+    ctx_state.get().fail_hosts({host})
+
+
+def _group_arch(host: Host) -> Arch | None:
+    return next((arch for arch in Arch if arch.value in host.groups), None)
+
+
+def _disk_needed_bytes(host: Host, model: ModelArtifact, runtime: Runtime) -> int:
+    """What this roll-out will still write under /opt/edgellm."""
+    model_path = layout.model_path(model.sha256)
+    runtime_path = layout.runtime_directory(runtime.id)
+    whole = host.get_fact(
+        ArtifactsWhole, models={model_path: model.sha256}, runtimes={runtime_path: runtime.id}
+    )
+    needed_bytes = 0
+    if not whole[model_path]:
+        needed_bytes += model.size_bytes
+    if not whole[runtime_path]:
+        needed_bytes += runtime.size_bytes + runtime.unpacked_size_bytes
+    return needed_bytes
+
+
+def _api_key(settings: Settings, environ: os._Environ[str], host: str) -> str | None:
+    if settings.api_key_env is None:
+        return None
+    key = environ.get(settings.api_key_env, "")
+    if len(key) < SHORTEST_API_KEY or not key.isascii() or not key.isprintable():
+        raise SettingsError(
+            host=host,
+            what=f"api_key_env: the environment variable {settings.api_key_env}",
+            want=f"an API key of {SHORTEST_API_KEY} or more printable ASCII characters",
+            have="none" if not key else "one that is too short or has other characters",
+            fix=f"export {settings.api_key_env}=$(openssl rand -hex 24), and keep it",
+        )
+    return key
+
+
+def _probe_key(api_key: str, host: str) -> str:
+    """A key of the host's own for its smoke test: the operator's key never lies on a host."""
+    return hmac.new(api_key.encode(), f"edgellm probe {host}".encode(), "sha256").hexdigest()
+
+
+def cache_dir() -> Path:
+    """Where the control machine keeps models and runtimes: EDGELLM_CACHE_DIR, or ./.cache."""
+    return Path(os.environ.get("EDGELLM_CACHE_DIR") or ".cache").resolve()
+
+
+# Hosts are prepared in greenlets at once; the first fetches or builds, the others wait for it.
+_lock = RLock()
+_models: dict[tuple[str, str], ModelArtifact | EdgellmError] = {}
+_runtimes: dict[Arch, Runtime | EdgellmError] = {}
+
+
+def _model(settings: Settings) -> ModelArtifact:
+    key = (settings.model_source, settings.model_sha256)
+    with _lock:
+        if key not in _models:
+            try:
+                _models[key] = fetch_model(
+                    settings, cache_dir(), progress=_Progress(f"model {settings.model_name}")
+                )
+            except EdgellmError as error:
+                _models[key] = error
+        found = _models[key]
+    if isinstance(found, EdgellmError):
+        raise found
+    return found
+
+
+def _runtime(arch: Arch) -> Runtime:
+    with _lock:
+        if arch not in _runtimes:
+            try:
+                _runtimes[arch] = build_runtime(arch, cache_dir())
+            except EdgellmError as error:
+                _runtimes[arch] = error
+        found = _runtimes[arch]
+    if isinstance(found, EdgellmError):
+        raise found
+    return found
+
+
+class _Progress:
+    """(done, total) in bytes -> a line every few seconds."""
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self.shown_at = time.monotonic()
+
+    def __call__(self, done_bytes: int, total_bytes: int) -> None:
+        now = time.monotonic()
+        if now - self.shown_at >= 5:
+            self.shown_at = now
+            total = f" of {total_bytes / 1e6:.0f}" if total_bytes else ""
+            logger.info(f"    {self.label}: {done_bytes / 1e6:.0f}{total} MB")

@@ -1,0 +1,175 @@
+"""One record a host, one report a run: the table on the terminal and reports/<run>/fleet.json."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from edgellm.cpuset import CpuSet
+from edgellm.health import SmokeResult
+from edgellm.tuning import Reason, TuningPlan
+
+SCHEMA_VERSION = 1
+
+
+class HostStatus(str, Enum):
+    """How a host came out of a run; the order is the table's: what needs a person comes first."""
+
+    FAILED = "failed"
+    UNREACHABLE = "unreachable"
+    OK = "ok"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostRecord:
+    """All that a run knows about one host."""
+
+    name: str
+    address: str
+    groups: tuple[str, ...]
+    status: HostStatus
+    reason: str | None  # why it is not ok, with the fix
+    release: str | None  # the release that runs now, None: not known or none
+    changed: tuple[str, ...]  # names of the operations that changed the host
+    smoke: SmokeResult | None
+    plan: TuningPlan | None
+
+    @property
+    def left_alone(self) -> tuple[Reason, ...]:
+        """The knobs that were deliberately not touched."""
+        return tuple(r for r in self.plan.reasons if r.left_alone) if self.plan else ()
+
+    @property
+    def warnings(self) -> tuple[Reason, ...]:
+        """What the operator should act on although the host is served."""
+        return tuple(r for r in self.plan.reasons if r.warning) if self.plan else ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetReport:
+    """A run. Times are UTC, ISO 8601."""
+
+    run_id: str  # "20261202T101500Z-1a2b"
+    started_at: str
+    ended_at: str
+    command: str  # the deploy's name: "qwen"
+    model_name: str | None
+    model_sha256: str | None
+    hosts: tuple[HostRecord, ...]
+
+    def with_status(self, status: HostStatus) -> tuple[HostRecord, ...]:
+        return tuple(host for host in self.hosts if host.status is status)
+
+    def to_json(self) -> dict[str, Any]:
+        """The shape of fleet.json: plain dicts, lists, strings and numbers."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "run_id": self.run_id,
+            "started_at": self.started_at,
+            "ended_at": self.ended_at,
+            "deploy": self.command,
+            "model": {"name": self.model_name, "sha256": self.model_sha256},
+            "hosts": [_host_json(host) for host in self.hosts],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRow:
+    """One line of the table on the terminal, all text."""
+
+    host: str
+    status: str
+    release: str
+    ttft_ms: str  # "112 / 140 (n=5)": median / p95
+    output_throughput: str  # "27.6"
+    changed: str
+    notes: str
+
+
+def table_rows(report: FleetReport) -> tuple[TableRow, ...]:
+    """Failures first, then by name."""
+    order = list(HostStatus)
+    hosts = sorted(report.hosts, key=lambda host: (order.index(host.status), host.name))
+    return tuple(_row(host) for host in hosts)
+
+
+def summary(report: FleetReport) -> str:
+    """'3 hosts: 2 ok, 1 failed'."""
+    counts = [
+        f"{len(hosts)} {status.value}"
+        for status in (HostStatus.OK, HostStatus.FAILED, HostStatus.UNREACHABLE)
+        if (hosts := report.with_status(status))
+    ]
+    word = "host" if len(report.hosts) == 1 else "hosts"
+    return f"{len(report.hosts)} {word}: {', '.join(counts) or 'none'}"
+
+
+def _row(host: HostRecord) -> TableRow:
+    smoke = host.smoke
+    ttft = tokens = "-"
+    if smoke is not None and smoke.median_ttft_ms is not None and smoke.p95_ttft_ms is not None:
+        ttft = f"{smoke.median_ttft_ms:.0f} / {smoke.p95_ttft_ms:.0f} (n={smoke.n})"
+    if smoke is not None and smoke.output_throughput is not None:
+        tokens = f"{smoke.output_throughput:.1f}"
+    return TableRow(
+        host=host.name,
+        status=host.status.value,
+        release=host.release or "-",
+        ttft_ms=ttft,
+        output_throughput=tokens,
+        changed=f"{len(host.changed)} operations" if host.changed else "nothing",
+        notes=host.reason or _notes(host),
+    )
+
+
+def _notes(host: HostRecord) -> str:
+    warnings = [f"{reason.knob}: {reason.text}" for reason in host.warnings]
+    knobs = list(dict.fromkeys(reason.knob for reason in host.left_alone))
+    if knobs:
+        warnings.append(f"left alone: {', '.join(knobs)}")
+    return "; ".join(warnings)
+
+
+def _host_json(host: HostRecord) -> dict[str, Any]:
+    smoke = host.smoke
+    plan = None if host.plan is None else _plain(host.plan)
+    return {
+        "name": host.name,
+        "address": host.address,
+        "groups": list(host.groups),
+        "status": host.status.value,
+        "reason": host.reason,
+        "release": host.release,
+        "changed": list(host.changed),
+        "ttft_ms": None
+        if smoke is None
+        else {
+            "median": smoke.median_ttft_ms,
+            "p95": smoke.p95_ttft_ms,
+            "n": smoke.n,
+            "cold": smoke.cold_ttft_ms,
+        },
+        "output_throughput": smoke.output_throughput if smoke else None,
+        "median_tpot_ms": smoke.median_tpot_ms if smoke else None,
+        "temperature_c": smoke.temperature_c if smoke else None,
+        "psi_cpu_some_avg10": smoke.psi_cpu_some_avg10 if smoke else None,
+        "answer_sample": smoke.answer_sample if smoke else None,
+        "plan": None if plan is None else {k: v for k, v in plan.items() if k != "reasons"},
+        "reasons": [] if plan is None else plan["reasons"],
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses, tuples and CpuSets as JSON's own types; a CpuSet is its cpulist."""
+    if isinstance(value, CpuSet):
+        return str(value)
+    if isinstance(value, Enum):
+        return value.value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
+        return [_plain(item) for item in value]
+    return value

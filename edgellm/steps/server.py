@@ -1,0 +1,66 @@
+"""The release's files, the units, and the service that runs them."""
+
+from __future__ import annotations
+
+from edgellm import layout, render
+from edgellm.operations import paths, service
+from edgellm.operations.paths import HostDirectory, HostFile
+from edgellm.prepare import Context
+from edgellm.release import Release
+from edgellm.steps.step import step
+
+UNITS = ("edgellm.service", "edgellm.slice")
+
+
+@step("Server")
+def start_server(ctx: Context) -> None:
+    service.account_present(name="System account edgellm present")
+    paths.present(
+        name="API key files present",
+        files=_key_files(ctx),
+        directories=(HostDirectory(path=layout.CONFIG_DIR, mode="0755"),),
+    )
+    paths.present(
+        name="Release files present",
+        files=_release_files(ctx.release),
+        links=_release_links(ctx.release),
+    )
+    paths.present(
+        name="systemd units present",
+        files=tuple(
+            HostFile(path=f"{layout.UNIT_DIR}/{file.name}", content=file.content)
+            for file in ctx.release.files
+            if file.name in UNITS
+        ),
+    )
+    service.running(name="Service runs the release", release_id=ctx.release.id)
+
+
+def _key_files(ctx: Context) -> tuple[HostFile, ...]:
+    if ctx.probe_key is None:
+        return ()
+    return (
+        HostFile(
+            path=layout.API_KEYS,
+            content=render.api_keys_file(ctx.api_key_hashes),
+            mode="0640",
+            group=layout.USER,
+        ),
+        HostFile(path=layout.PROBE_KEY, content=ctx.probe_key + "\n", mode="0600"),
+    )
+
+
+def _release_files(release: Release) -> tuple[HostFile, ...]:
+    directory = layout.release_directory(release.id)
+    return tuple(
+        HostFile(path=f"{directory}/{file.name}", content=file.content, mode=f"{file.mode:04o}")
+        for file in release.files
+    )
+
+
+def _release_links(release: Release) -> tuple[tuple[str, str], ...]:
+    directory = layout.release_directory(release.id)
+    return (
+        (f"{directory}/model.gguf", f"../../models/{release.model_sha256}.gguf"),
+        (f"{directory}/runtime", f"../../runtimes/{release.runtime_id}"),
+    )

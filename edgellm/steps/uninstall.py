@@ -1,0 +1,19 @@
+"""The host as it was: what a roll-out made is removed, what it changed is put back."""
+
+from __future__ import annotations
+
+from pyinfra.operations import systemd
+
+from edgellm import layout
+from edgellm.operations import kernel, paths, service, zram
+from edgellm.steps.step import step
+
+
+@step("Uninstall")
+def remove_everything() -> None:
+    service.stopped(name="Service stopped and disabled")
+    zram.own_absent(name="Our zram swap off")
+    kernel.swappiness_put_back(name="vm.swappiness as before")
+    files = paths.absent(name="Files of edgellm absent", paths=layout.EVERYTHING)
+    systemd.daemon_reload(name="systemd has forgotten the units", _if=files.did_change)
+    service.account_absent(name="System account edgellm absent")
