@@ -374,7 +374,12 @@ class Fleet:
                 stdout=output,
                 stderr=output,
                 cwd=REPOSITORY,
-                env={"PATH": machine.TOOL_PATH, "PYTHONPATH": str(REPOSITORY), "LANG": "C.UTF-8"},
+                env={
+                    "PATH": machine.TOOL_PATH,
+                    "PYTHONPATH": str(REPOSITORY),
+                    "PYTHONDONTWRITEBYTECODE": "1",  # or the clone gets files of root
+                    "LANG": "C.UTF-8",
+                },
                 start_new_session=True,  # out of reach of the terminal's Ctrl-C
                 check=False,
             )
@@ -662,11 +667,12 @@ def _tail(path: Path, line_count: int = 10) -> str:
 
 def _print_status(fleet: Fleet) -> int:
     """0 when all hosts are running, 1 when some are not, 3 when the fleet is not up."""
-    if machine.owner_of(fleet.name) is None:
+    owner = machine.owner_of(fleet.name)
+    if owner is None:
         print(f"fleet {fleet.name} is not up; start it with: sudo python3 demo/fleet.py up")
         return 3
     alive = fleet._forwarder_is_alive()
-    print(f"fleet {fleet.name}: {fleet.state_dir}" + ("" if alive else "  (forwarder is gone!)"))
+    print(f"fleet {fleet.name}: {owner['state_dir']}" + ("" if alive else "  (forwarder is gone!)"))
     healthy = alive
     for host in fleet.hosts:
         state = fleet.system_state(host)

@@ -269,7 +269,7 @@ def _run_mmdebstrap(
         # If this process dies, so does the build with everything that it started and mounted.
         *("setpriv", "--pdeathsig", "KILL", "--"),
         *("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--"),
-        *("mmdebstrap", "--variant=minbase", "--mode=root"),
+        *("mmdebstrap", "--verbose", "--variant=minbase", "--mode=root"),
         *(f"--aptopt={option}" for option in _machine_apt_options()),
         *(f"--dpkgopt=path-exclude={pattern}" for pattern in excluded),
         "--dpkgopt=force-unsafe-io",

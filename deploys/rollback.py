@@ -2,4 +2,4 @@
 
 from edgellm.operations import service
 
-service.rolled_back(name="Previous release runs")
+service.rolled_back(name="Previous release runs", required=True)

@@ -38,8 +38,8 @@ _SCALARS = {
 }
 
 # llama.cpp's architectures (src/llama-arch.cpp) that are decoder-only text models its server can
-# chat with. Left out: encoders (bert, nomic-bert, t5encoder), diffusion, projectors (clip),
-# speech (wavtokenizer-dec).
+# chat with; each is in xllamacpp 2026.10.11549. Left out: encoders (bert, nomic-bert, t5encoder),
+# diffusion, projectors (clip), speech (wavtokenizer-dec).
 TEXT_CHAT_ARCHITECTURES = frozenset(
     {
         "llama",  # also SmolLM and SmolLM2, TinyLlama, Mistral
@@ -48,6 +48,11 @@ TEXT_CHAT_ARCHITECTURES = frozenset(
         "qwen2moe",
         "qwen3",
         "qwen3moe",
+        "qwen3next",
+        "qwen35",
+        "gpt-oss",
+        "mistral3",
+        "bitnet",
         "gemma",
         "gemma2",
         "gemma3",
@@ -61,6 +66,7 @@ TEXT_CHAT_ARCHITECTURES = frozenset(
         "granitehybrid",
         "falcon-h1",
         "lfm2",
+        "lfm2moe",
         "olmo",
         "olmo2",
         "olmoe",

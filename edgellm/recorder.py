@@ -24,15 +24,19 @@ from rich.table import Table
 
 from edgellm.errors import EdgellmError
 from edgellm.health import SmokeResult
-from edgellm.report import FleetReport, HostRecord, HostStatus, summary, table_rows
+from edgellm.report import FleetReport, HostRecord, HostStatus, reason_lines, summary, table_rows
 from edgellm.tuning import TuningPlan
 
 if TYPE_CHECKING:
     from pyinfra.api import Host, State
 
-REPORTS = Path("reports")
 # A terminal tells its width; a pipe or a log file does not, and 80 columns would wrap every reason.
 WIDTH_WITHOUT_TERMINAL = 160
+
+
+def reports_dir() -> Path:
+    """Where runs are kept: EDGELLM_REPORTS_DIR, or ./reports."""
+    return Path(os.environ.get("EDGELLM_REPORTS_DIR") or "reports")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -139,7 +143,7 @@ def _finish() -> None:
     if state is None or not _is_a_run(state):
         return
     report = report_of(_run, state, ended_at=datetime.now(timezone.utc))
-    path = write(report, REPORTS)
+    path = write(report, reports_dir())
     show(report, path)
 
 
@@ -275,6 +279,8 @@ def show(report: FleetReport, path: Path, console: Console | None = None) -> Non
             row.notes.replace("[", "\\["),
         )
     console.print(table)
+    for line in reason_lines(report):
+        console.print(f"  {line}", style="dim", highlight=False, markup=False)
     console.print(f"Report: {path}", highlight=False)
 
 

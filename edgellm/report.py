@@ -10,9 +10,10 @@ from typing import Any
 
 from edgellm.cpuset import CpuSet
 from edgellm.health import SmokeResult
-from edgellm.tuning import Reason, TuningPlan
+from edgellm.tuning import LEFT_ALONE, Reason, TuningPlan
 
 SCHEMA_VERSION = 1
+MOST_NAMES = 6  # in one line of reasons; the JSON has them all
 
 
 class HostStatus(str, Enum):
@@ -126,11 +127,38 @@ def _row(host: HostRecord) -> TableRow:
 
 
 def _notes(host: HostRecord) -> str:
-    warnings = [f"{reason.knob}: {reason.text}" for reason in host.warnings]
-    knobs = list(dict.fromkeys(reason.knob for reason in host.left_alone))
-    if knobs:
-        warnings.append(f"left alone: {', '.join(knobs)}")
-    return "; ".join(warnings)
+    """The knobs by name; reason_lines() has the why of each, once for all hosts that share it."""
+    notes = []
+    for label, reasons in (("see below", host.warnings), ("left alone", host.left_alone)):
+        knobs = dict.fromkeys(reason.knob for reason in reasons if reason not in LEFT_ALONE)
+        if knobs:
+            notes.append(f"{label}: {', '.join(knobs)}")
+    return "; ".join(notes)
+
+
+def reason_lines(report: FleetReport) -> tuple[str, ...]:
+    """Why knobs were left alone or need a person: 'zram: … (edge-1, edge-2)', warnings first.
+
+    What is left alone on every host of every fleet (tuning.LEFT_ALONE) is in the JSON only.
+    """
+    hosts_of: dict[Reason, list[str]] = {}
+    for host in sorted(report.hosts, key=lambda host: host.name):
+        for reason in (*host.warnings, *host.left_alone):
+            if reason not in LEFT_ALONE:
+                hosts_of.setdefault(reason, []).append(host.name)
+    ordered = sorted(hosts_of.items(), key=lambda item: not item[0].warning)
+    return tuple(
+        f"{reason.knob}: {reason.text} ({_names(names, len(report.hosts))})"
+        for reason, names in ordered
+    )
+
+
+def _names(names: list[str], of_hosts: int) -> str:
+    if len(names) == of_hosts > 1:
+        return f"all {of_hosts} hosts"
+    if len(names) > MOST_NAMES:
+        return f"{len(names)} hosts: {', '.join(names[:MOST_NAMES])}, …"
+    return ", ".join(names)
 
 
 def _host_json(host: HostRecord) -> dict[str, Any]:

@@ -79,17 +79,23 @@ def account_absent() -> Generator[Any]:
 
 
 @host_operation()
-def rolled_back() -> Generator[StringCommand]:
-    """The previous release runs again, with its own units. Without one, the host stays as it is."""
+def rolled_back(required: bool) -> Generator[StringCommand]:
+    """The previous release runs again, with its own units.
+
+    Without one: `required` fails the host, else it stays as it is.
+    """
     state = read(Service)
     previous = state.previous_release
     if previous is None or previous == state.current_release:
+        if not required:
+            host.noop("no previous release to go back to")
+            return
         raise EdgellmError(
             host=host.name,
             what="roll-back",
             want="a previous release",
-            have="none: this was the host's first",
-            fix="mend the cause named above and run again",
+            have="none beside the current one",
+            fix="roll a release out with deploys/qwen.py instead",
         )
     release = posixpath.join(RELEASES, previous)
     units = [posixpath.join(release, unit) for unit in (UNIT, SLICE)]

@@ -17,6 +17,11 @@ def verify_or_roll_back(ctx: Context) -> None:
         release_id=ctx.release.id,
         _ignore_errors=True,
     )
-    service.rolled_back(name="Previous release back", _if=verified.did_error, _ignore_errors=True)
+    service.rolled_back(
+        name="Previous release back",
+        required=False,
+        _if=verified.did_error,
+        _ignore_errors=True,
+    )
     smoke.given_up(name="Unhealthy host failed", _if=verified.did_error)
     service.releases_pruned(name="Old releases pruned", keep=ctx.settings.keep_releases)

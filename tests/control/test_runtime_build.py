@@ -291,7 +291,7 @@ def test_four_builds_at_once_call_pip_once(
 
 def test_without_our_sources_the_fix_is_a_clone(inputs: Inputs, tmp_path: Path) -> None:
     (inputs.server / "app.py").unlink()
-    with pytest.raises(RuntimeBuildError, match="have no .py file there; fix: run from a clone"):
+    with pytest.raises(RuntimeBuildError, match=r"have no \.py file there; fix: run from a clone"):
         inputs.build(Arch.ARM64, tmp_path / "c")
 
 
@@ -302,7 +302,7 @@ def test_a_python_without_pip_is_one_clear_error(
     bare.write_text(f"#!/bin/sh\nexec '{sys.executable}' -I -S \"$@\"\n")
     bare.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(bare))
-    with pytest.raises(RuntimeBuildError, match="have no module named pip; fix: .* -m ensurepip"):
+    with pytest.raises(RuntimeBuildError, match=r"have no module named pip; fix: .* -m ensurepip"):
         inputs.build(Arch.X86_64, tmp_path / "c")
 
 

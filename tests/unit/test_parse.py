@@ -1,0 +1,270 @@
+"""Probe output -> HostProfile: what each board says, and what damage does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from edgellm.cpuset import CpuSet
+from edgellm.errors import ParseError
+from edgellm.hardware import Arch, CpuCluster, HostProfile, NumaNode, Swap, ZramDevice
+from edgellm.parse import (
+    has_library,
+    parse_cgroup_version,
+    parse_clock_skew,
+    parse_disk,
+    parse_noexec,
+    parse_profile,
+    parse_quota,
+    parse_temperature,
+    parse_throttled,
+    parse_uname,
+    parse_zram_manager,
+    split_sections,
+)
+
+Board = Callable[[str], HostProfile]
+ProbeText = Callable[[str], str]
+
+
+def test_raspberry_pi_5_has_16_kib_pages_and_no_memory_controller(board: Board) -> None:
+    pi = board("raspberry-pi-5")
+    assert pi.arch is Arch.ARM64
+    assert pi.board_model == "Raspberry Pi 5 Model B Rev 1.0"
+    assert pi.virtualization is None
+    assert pi.kernel.page_size_bytes == 16384
+    assert pi.cgroup.version == 2
+    assert pi.cgroup.controllers == ("cpu", "cpuset", "io", "pids")
+    assert pi.swaps == (
+        Swap(
+            path="/var/swap", kind="file", size_bytes=536_854_528, used_bytes=0, priority=-2
+        ),
+    )
+    assert pi.tools.libgomp is False
+    assert pi.tools.libstdcxx is True
+    assert pi.tools.python_version == (3, 11, 2)
+    assert pi.tools.systemd_version == 252
+    assert len(pi.numa_nodes) == 8
+
+
+def test_raspberry_pi_4_tells_of_throttling_and_of_a_foreign_zram_device(board: Board) -> None:
+    pi = board("raspberry-pi-4")
+    assert pi.health.throttled_flags == 0x50005
+    assert pi.health.temperature_c == pytest.approx(71.08)
+    assert pi.zram_devices == (
+        ZramDevice(
+            name="zram0",
+            disksize_bytes=419_430_400,
+            algorithm="zstd",
+            is_swap=False,
+            mountpoint="/var/log",
+        ),
+    )
+
+
+def test_rk3588_has_three_clusters_by_capacity(board: Board) -> None:
+    assert board("rk3588").clusters == (
+        CpuCluster(
+            cpus=CpuSet.parse("0-3"),
+            cpu_capacity=397,
+            max_freq_khz=1_800_000,
+            core_type="Cortex-A55",
+        ),
+        CpuCluster(
+            cpus=CpuSet.parse("4-5"),
+            cpu_capacity=1024,
+            max_freq_khz=2_400_000,
+            core_type="Cortex-A76",
+        ),
+        CpuCluster(
+            cpus=CpuSet.parse("6-7"),
+            cpu_capacity=1003,
+            max_freq_khz=2_352_000,
+            core_type="Cortex-A76",
+        ),
+    )
+    assert board("rk3588").tools.zram_manager == "armbian-zram-config"
+
+
+def test_two_node_server_has_nodes_with_memory(board: Board) -> None:
+    server = board("kunpeng-920")
+    assert server.numa_nodes == (
+        NumaNode(node=0, cpus=CpuSet.parse("0-23"), mem_total_bytes=65466380 * 1024),
+        NumaNode(node=1, cpus=CpuSet.parse("24-47"), mem_total_bytes=66031616 * 1024),
+    )
+    assert server.clusters[0].core_type == "TSV110"
+    assert server.board_model == "Huawei TaiShan 200 (Model 2280)"
+    assert server.tools.package_manager == "dnf"
+    assert server.tools.numactl_works is True
+    assert server.tools.tuned_profile == "throughput-performance"
+    assert server.tools.selinux_enforcing is True
+
+
+def test_laptop_has_pairs_of_smt_siblings(board: Board) -> None:
+    laptop = board("i5-8250u")
+    assert [str(group) for group in laptop.smt_siblings] == ["0,4", "1,5", "2,6", "3,7"]
+    assert "avx2" in laptop.cpu_flags
+    assert laptop.clusters[0].cpu_capacity is None
+
+
+def test_container_tells_its_quota_and_memory_limit(board: Board) -> None:
+    vm = board("cloud-vm-quota")
+    assert vm.virtualization == "lxc"
+    assert vm.cgroup.quota_cpus == 1.5
+    assert vm.cgroup.memory_limit_bytes == 4 << 30
+
+
+def test_jetson_leaves_an_unwired_sensor_out(board: Board) -> None:
+    jetson = board("jetson-orin-nano")
+    assert jetson.health.temperature_c == pytest.approx(49.312)
+    assert jetson.tools.zram_manager == "nvzramconfig"
+    assert len(jetson.swaps) == 6
+    assert all(swap.is_zram for swap in jetson.swaps)
+
+
+def test_hybrid_cgroup_is_version_1_where_systemds_knobs_act(board: Board) -> None:
+    vm = board("firecracker-vm")
+    assert vm.cgroup.version == 1
+    assert "cpu" in vm.cgroup.controllers
+    assert vm.cgroup.quota_cpus is None
+    assert vm.cgroup.memory_limit_bytes is None
+
+
+def test_absent_things_are_none_and_not_zero(board: Board) -> None:
+    vm = board("firecracker-vm")
+    assert vm.tools.systemd_version is None  # installed, but not pid 1
+    assert vm.tools.tuned_profile is None
+    assert vm.tools.zram_manager is None
+    assert vm.health.temperature_c is None
+    assert vm.health.throttled_flags is None
+    assert vm.health.clock_skew_s is None
+    assert vm.clusters[0].max_freq_khz is None
+
+
+def test_noise_of_a_login_shell_before_the_probe_is_skipped(probe_text: ProbeText) -> None:
+    text = probe_text("rk3588")
+    noisy = parse_profile("Welcome to Armbian!\n" + text, control_time_s=None)
+    assert noisy == parse_profile(text, control_time_s=None)
+
+
+def test_probe_cut_short_is_a_parse_error(probe_text: ProbeText) -> None:
+    with pytest.raises(ParseError, match="'@@ end' as its last section"):
+        parse_profile(probe_text("rk3588")[:-10], control_time_s=None)
+
+
+def test_probe_of_another_format_is_a_parse_error() -> None:
+    with pytest.raises(ParseError, match="the probe's format: want 1, have '2'"):
+        split_sections("@@ format\n2\n@@ end\n")
+
+
+def test_32_bit_userland_on_a_64_bit_kernel_is_not_arm64() -> None:
+    sections = {"uname": ("6.6.31+rpt-rpi-v8 aarch64",), "long_bit": ("32",)}
+    assert parse_uname(sections) == ("6.6.31+rpt-rpi-v8", "armv8l")
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({"/sys/fs/cgroup/cpu.max": "150000 100000"}, 1.5),
+        ({"/sys/fs/cgroup/cpu.max": "max 100000"}, None),
+        ({"/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1"}, None),
+        (
+            {
+                "/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "100000",
+                "/sys/fs/cgroup/cpu/cpu.cfs_period_us": "50000",
+            },
+            2.0,
+        ),
+        ({"/sys/fs/cgroup/a/cpu.max": "300000 100000", "/sys/fs/cgroup/cpu.max": "200000 100000"}, 2.0),
+    ],
+)
+def test_smallest_quota_above_the_service_counts(
+    files: dict[str, str], quota: float | None
+) -> None:
+    assert parse_quota(files) == quota
+
+
+def test_library_for_another_word_size_does_not_count() -> None:
+    i386 = ("libgomp.so.1 (libc6) => /lib/i386-linux-gnu/libgomp.so.1",)
+    amd64 = ("libgomp.so.1 (libc6,x86-64) => /lib/x86_64-linux-gnu/libgomp.so.1",)
+    assert has_library(i386, "libgomp.so.1", "x86_64") is False
+    assert has_library(i386 + amd64, "libgomp.so.1", "x86_64") is True
+    assert has_library(("/usr/lib64/libgomp.so.1",), "libgomp.so.1", "aarch64") is True
+
+
+@pytest.mark.parametrize(
+    ("paths", "manager"),
+    [
+        ((), None),
+        (("/usr/lib/systemd/system-generators/zram-generator",), None),
+        (("/usr/lib/systemd/zram-generator.conf",), "systemd-zram-generator"),
+        (("/lib/systemd/system/zramswap.service",), "zram-tools"),
+        (("/usr/lib/systemd/system/zram-config.service",), "zram-config"),
+        (
+            (
+                "/run/systemd/zram-generator.conf.d/20-rpi-swap.conf",
+                "/usr/lib/systemd/system-generators/rpi-swap-generator",
+            ),
+            "rpi-swap",
+        ),
+        (("/etc/systemd/zram-generator.conf.d/90-edgellm.conf",), "edgellm"),
+        (("/etc/systemd/system/edgellm-zram.service",), "edgellm"),
+        (
+            (
+                "/etc/systemd/system/edgellm-zram.service",
+                "/lib/systemd/system/zramswap.service",
+            ),
+            "zram-tools",
+        ),
+    ],
+)
+def test_zram_manager_is_told_from_its_files(paths: tuple[str, ...], manager: str | None) -> None:
+    assert parse_zram_manager(paths) == manager
+
+
+def test_cgroup2_beside_v1_is_hybrid_and_counts_as_1() -> None:
+    hybrid = (
+        "cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0",
+        "cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0",
+    )
+    assert parse_cgroup_version(hybrid) == 1
+    assert parse_cgroup_version(("cgroup2 /sys/fs/cgroup cgroup2 rw 0 0",)) == 2
+    assert parse_cgroup_version(()) is None
+
+
+def test_the_mount_on_top_decides_noexec() -> None:
+    mounts = ("/dev/sda1 /opt ext4 rw 0 0", "tmpfs /opt tmpfs rw,noexec 0 0")
+    assert parse_noexec(mounts, "/opt") is True
+    assert parse_noexec(mounts[:1], "/opt") is False
+
+
+def test_free_disk_is_the_available_column_in_bytes() -> None:
+    line = "/dev/mmcblk0p2    30266516 5312844  23391552      19% /"
+    assert parse_disk((line,)) == (23391552 * 1024, "/")
+
+
+@pytest.mark.parametrize(
+    ("lines", "flags"),
+    [
+        (("throttled=0x50005",), 0x50005),
+        (("throttled=0x0",), 0),
+        (("VCHI initialization failed",), None),
+        ((), None),
+    ],
+)
+def test_throttled_flags_are_none_where_the_board_does_not_tell(
+    lines: tuple[str, ...], flags: int | None
+) -> None:
+    assert parse_throttled(lines, {}) == flags
+
+
+def test_clock_skew_is_the_hosts_clock_minus_ours() -> None:
+    assert parse_clock_skew(("1000",), 940.5) == 59.5
+    assert parse_clock_skew((), 940.5) is None
+
+
+def test_hottest_zone_counts() -> None:
+    zone = "/sys/class/thermal/thermal_zone"
+    assert parse_temperature({f"{zone}0/temp": "45000", f"{zone}1/temp": "51500"}) == 51.5
+    assert parse_temperature({f"{zone}0/temp": "-274000"}) is None
