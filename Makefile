@@ -55,8 +55,9 @@ $(VENV)/.dev: requirements/dev.txt | $(VENV)/bin/python
 	$(PYTHON) -m pip install -q --disable-pip-version-check --require-hashes -r $<
 	@touch $@ $(VENV)/.control
 
-.cache/.demo-packages: demo/image.py | $(VENV)/bin/python
+.cache/.demo-packages: demo/machine.py | $(VENV)/bin/python
 	@mkdir -p .cache
-	@missing=$$($(PYTHON) -m demo.fleet packages --missing) && if [ -n "$$missing" ]; then \
-	  $(SUDO) apt-get update -q && $(APT_INSTALL) $$missing; fi
+	@missing=$$(for package in $$($(PYTHON) -m demo.fleet packages); do \
+	  dpkg -s $$package >/dev/null 2>&1 || echo $$package; done); \
+	if [ -n "$$missing" ]; then $(SUDO) apt-get update -q && $(APT_INSTALL) $$missing; fi
 	@touch $@

@@ -2,13 +2,11 @@
 
 from pyinfra import host, state
 
-from edgellm import prepare, recorder, steps
+from edgellm import prepare, recorder, rollout, steps
+from edgellm.prepare import Context
 
 
-def install() -> None:
-    ctx = prepare.context_for(host)  # settings + facts -> plan
-    if ctx is None:  # this host has already failed, with its reason
-        return
+def install(ctx: Context) -> None:
     steps.install_packages(ctx)
     steps.tune_kernel(ctx.plan)
     steps.set_up_zram(ctx.plan.zram)
@@ -19,4 +17,9 @@ def install() -> None:
 
 
 recorder.begin("qwen", state)
-install()
+context = prepare.context_for(host)  # settings + facts -> plan
+if context is not None:  # else the host has already failed, with its reason
+    for wave in host.loop(rollout.waves(state)):
+        rollout.proven(name=f"Wave {wave.number} may begin", wave=wave)
+        if host.name in wave.hosts:
+            install(context)

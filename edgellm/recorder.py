@@ -11,7 +11,7 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -136,6 +136,21 @@ def note_release(host: Host, release_id: str | None) -> None:
 def note_verified(host: Host, release_id: str) -> None:
     notes = _run.notes(host)
     notes.release, notes.verified = release_id, True
+
+
+def evidence_against(hosts: Iterable[str]) -> str | None:
+    """Why the release that these hosts got must not go further; None: they have proven it.
+
+    A host that is offline or that never got the release (wrong group, no disk) says nothing of
+    the release, as long as another one has proven it.
+    """
+    notes = {name: _run.hosts.get(name, HostNotes()) for name in sorted(hosts)}
+    broken = [name for name, note in notes.items() if note.plan is not None and not note.verified]
+    if broken:
+        return f"{', '.join(broken)} got it and did not become healthy"
+    if not any(note.verified for note in notes.values()):
+        return f"none of {', '.join(notes)} could prove it"
+    return None
 
 
 def _finish() -> None:

@@ -80,13 +80,10 @@ def build_runtime(
             runtime = _from_index(index, arch, runtimes)
             if runtime is None:
                 runtime = _build(arch, runtimes, progress, requirements, server_sources)
-                cache.write_text(
-                    index,
-                    json.dumps(
-                        {"id": runtime.id, "unpacked_size_bytes": runtime.unpacked_size_bytes}
-                    )
-                    + "\n",
-                )
+                noted = {"id": runtime.id, "unpacked_size_bytes": runtime.unpacked_size_bytes}
+                # Not where a source was edited meanwhile: the key would name another content.
+                if _inputs_key(arch, requirements, server_sources) == key:
+                    cache.write_text(index, json.dumps(noted) + "\n")
     return runtime
 
 

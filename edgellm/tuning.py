@@ -101,6 +101,8 @@ class TuningPlan:
     reasons: tuple[Reason, ...]
     # One entry a worker: its share of `cpus`, a node's CPUs where workers are spread over nodes.
     worker_cpus: tuple[CpuSet, ...] = ()
+    # Set by taskset at exec; None: allowed_cpus or numa holds the server already, or it has all.
+    affinity: CpuSet | None = None
 
 
 MIB = 1 << 20
@@ -155,8 +157,8 @@ X86_FLAGS = ("avx2", "bmi2", "f16c", "fma")  # what the x86_64 wheel is compiled
 
 # `systemd-detect-virt --container` says one of these; kernel-wide knobs belong to their host.
 CONTAINERS = frozenset(
-    ("openvz", "lxc", "lxc-libvirt", "systemd-nspawn", "docker", "podman", "rkt", "wsl")
-    + ("proot", "pouch", "container-other")
+    {"openvz", "lxc", "lxc-libvirt", "systemd-nspawn", "docker", "podman", "rkt", "wsl"}
+    | {"proot", "pouch", "container-other"}
 )
 # Missing thing -> package, by package manager.
 PACKAGES = {
@@ -210,6 +212,7 @@ def plan_tuning(profile: HostProfile, settings: Settings) -> TuningPlan:
     use_chrt, scheduling, why_scheduling = plan_scheduling(profile, settings, cpus, packages)
     cpu_weight, why_weight = plan_cpu_weight(profile, settings)
     allowed_cpus, why_allowed = plan_allowed_cpus(profile, cpus)
+    affinity, why_affinity = plan_affinity(profile, cpus, allowed_cpus, numa, use_chrt)
     zram, why_zram = plan_zram(profile, settings)
     swappiness, why_swappiness = plan_swappiness(profile, settings, zram)
     omp_wait_policy, why_omp = plan_omp_wait_policy(profile, scheduling, cpu_weight)
@@ -228,6 +231,7 @@ def plan_tuning(profile: HostProfile, settings: Settings) -> TuningPlan:
         cpus=cpus,
         worker_cpus=worker_cpus,
         allowed_cpus=allowed_cpus,
+        affinity=affinity,
         numa=numa,
         use_chrt=use_chrt,
         scheduling=scheduling,
@@ -244,6 +248,7 @@ def plan_tuning(profile: HostProfile, settings: Settings) -> TuningPlan:
             *why_threads,
             *why_workers,
             *why_allowed,
+            *why_affinity,
             *why_weight,
             *why_scheduling,
             *why_omp,
@@ -767,8 +772,27 @@ def plan_allowed_cpus(profile: HostProfile, cpus: CpuSet) -> tuple[CpuSet | None
     if profile.cgroup.version == 2 and "cpuset" in profile.cgroup.controllers:
         text = f"{cpus} on edgellm.slice; cpuset.cpus.effective is read back"
         return cpus, (_why("allowed_cpus", text), *reasons)
-    text = f"{_no_controller(profile, 'cpuset')}; the server's own affinity keeps it on {cpus}"
-    return None, (_why("allowed_cpus", text, warning=True), *reasons)
+    return None, (
+        _why("allowed_cpus", _no_controller(profile, "cpuset"), warning=True),
+        *reasons,
+    )
+
+
+def plan_affinity(
+    profile: HostProfile,
+    cpus: CpuSet,
+    allowed_cpus: CpuSet | None,
+    numa: NumaBinding | None,
+    has_util_linux: bool,
+) -> tuple[CpuSet | None, Reasons]:
+    """The server's own affinity, for a subset that neither the cgroup nor numactl holds it to."""
+    if cpus == visible_cpus(profile) or allowed_cpus is not None or numa is not None:
+        return None, ()
+    if not has_util_linux:
+        text = f"taskset is not there: nothing but its thread count keeps the server to {cpus}"
+        return None, (_why("affinity", text, left_alone=True),)
+    text = f"{cpus} by taskset at exec, in place of AllowedCPUs: the server could leave it"
+    return cpus, (_why("affinity", text),)
 
 
 def _no_controller(profile: HostProfile, name: str) -> str:

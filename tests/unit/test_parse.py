@@ -37,9 +37,7 @@ def test_raspberry_pi_5_has_16_kib_pages_and_no_memory_controller(board: Board) 
     assert pi.cgroup.version == 2
     assert pi.cgroup.controllers == ("cpu", "cpuset", "io", "pids")
     assert pi.swaps == (
-        Swap(
-            path="/var/swap", kind="file", size_bytes=536_854_528, used_bytes=0, priority=-2
-        ),
+        Swap(path="/var/swap", kind="file", size_bytes=536_854_528, used_bytes=0, priority=-2),
     )
     assert pi.tools.libgomp is False
     assert pi.tools.libstdcxx is True
@@ -176,7 +174,13 @@ def test_32_bit_userland_on_a_64_bit_kernel_is_not_arm64() -> None:
             },
             2.0,
         ),
-        ({"/sys/fs/cgroup/a/cpu.max": "300000 100000", "/sys/fs/cgroup/cpu.max": "200000 100000"}, 2.0),
+        (
+            {
+                "/sys/fs/cgroup/a/cpu.max": "300000 100000",
+                "/sys/fs/cgroup/cpu.max": "200000 100000",
+            },
+            2.0,
+        ),
     ],
 )
 def test_smallest_quota_above_the_service_counts(

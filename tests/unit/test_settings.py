@@ -38,7 +38,7 @@ def test_missing_model_is_named_with_its_meaning() -> None:
         ({"scheduling": "fifo", "allow_realtime": True}, "needs scheduling_priority 1 to 50"),
         ({"scheduling_priority": 5}, "has a meaning for rr and fifo alone"),
         ({"bind_address": "0.0.0.0"}, "needs api_key_env"),
-        ({"max_tokens": 4096, "n_ctx": 2048}, "max_tokens=4096 is over n_ctx=2048"),
+        ({"max_tokens": 4096, "n_ctx": 2048}, "max_tokens=4096 leaves no room for a prompt"),
     ],
 )
 def test_fault_is_named_with_what_is_allowed(
