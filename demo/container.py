@@ -43,7 +43,8 @@ DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 class BootSpec:
     """What supervisor and PID 1 need to know. Paths, all absolute; written as JSON.
 
-    `disk_dir` has upper/ and work/ (the host's own files, an overlay on `image`) and root/.
+    `disk_dir` has upper/ and work/ (the host's own files, an overlay on `image`), and image/ and
+    root/ to mount on.
     `cgroup` is the host's; `supervisor_cgroup` its supervisor's, beside it: a cgroup that hands
     controllers to its children may hold no process itself, and systemd wants the host's for that.
     """
@@ -101,7 +102,7 @@ def make_disk(spec: BootSpec, client_public_key: str, opspw_password: str) -> No
         return
     making = disk.with_name(f".{disk.name}.making")
     shutil.rmtree(making, ignore_errors=True)
-    for folder in ("upper", "work", "root"):
+    for folder in ("image", "upper", "work", "root"):
         (making / folder).mkdir(parents=True)
     image, upper = Path(spec.image), making / "upper"
     # the overlay's top folder is the host's /, which every user of the host must get through
@@ -237,7 +238,10 @@ def boot(spec: BootSpec) -> None:
     syscalls.unshare(syscalls.CLONE_NEWCGROUP)
     os.umask(0o022)
     root = Path(spec.disk_dir, "root")
-    layers = f"lowerdir={spec.image},upperdir={spec.disk_dir}/upper,workdir={spec.disk_dir}/work"
+    # Relative names: the options are split at ',' and ':', and a clone's path may have these.
+    os.chdir(spec.disk_dir)
+    _bind(Path(spec.image), Path("image"))
+    layers = "lowerdir=image,upperdir=upper,workdir=work"
     syscalls.mount("overlay", root, "overlay", options=layers)
     _mount_proc(root / "proc", Path(spec.boot_id))
     _mount_sys(root / "sys")

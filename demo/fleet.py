@@ -479,15 +479,23 @@ class Fleet:
         exits with something else than 0 raises DemoError with its output.
         """
         host = self.host(host)
-        done = subprocess.run(
-            self._exec_command(host, command),
-            input=input,
-            stdin=subprocess.DEVNULL if input is None else None,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                self.exec_command(host, command),
+                input=input,
+                stdin=subprocess.DEVNULL if input is None else None,
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise DemoError(
+                f"{host.name}: {shlex.join(command)}",
+                want=f"it to end, and all that writes to its output, within {timeout_s:.0f} s",
+                have="it running",
+                fix="give a longer timeout_s; start services by systemd-run",
+            ) from None
         if check and done.returncode != 0:
             raise DemoError(
                 f"{host.name}: {shlex.join(command)}",
@@ -497,7 +505,9 @@ class Fleet:
             )
         return done
 
-    def _exec_command(self, host: DemoHost, command: Sequence[str]) -> list[str]:
+    def exec_command(self, host: DemoHost | str, command: Sequence[str]) -> list[str]:
+        """What `exec` runs, for subprocess.Popen. Raises DemoError when the host is off."""
+        host = self.host(host)
         init = ProcessRecord.read(self._run_dir / f"{host.name}.init")
         if init is None or not init.is_alive():
             raise self._is_off(host)
@@ -615,7 +625,7 @@ class Fleet:
         """sshd answers, and systemd is done: until then, it may refuse users who are not root."""
         deadline = time.monotonic() + deadline_s
         while True:
-            with contextlib.suppress(DemoError, subprocess.TimeoutExpired):
+            with contextlib.suppress(DemoError):
                 left_s = max(1.0, deadline - time.monotonic())
                 waiting = ("systemctl", "is-system-running", "--wait")
                 said = self.exec(host, *waiting, check=False, timeout_s=left_s).stdout.strip()
@@ -629,7 +639,7 @@ class Fleet:
     def _late(self, host: DemoHost, what: str, deadline_s: float) -> DemoError:
         console = self.state_dir / "consoles" / f"{host.name}.log"
         said = _tail(console)
-        with contextlib.suppress(DemoError, subprocess.TimeoutExpired):
+        with contextlib.suppress(DemoError):
             journal = ("journalctl", "-b", "--no-pager", "-n", "10", "-p", "warning")
             said += self.exec(host, *journal, timeout_s=5.0).stdout
         return DemoError(
@@ -777,7 +787,7 @@ def main(arguments: Sequence[str]) -> int:
             argv = argv[1:]
         if not argv:
             raise DemoError("exec", want="a command", have="none", fix="exec edge-1 uname -a")
-        command = fleet._exec_command(fleet.host(options.host), argv)
+        command = fleet.exec_command(fleet.host(options.host), argv)
         os.execvp(command[0], command)
     return 0
 

@@ -38,6 +38,7 @@ from edgellm.tuning import TuningPlan, check_host, plan_tuning
 if TYPE_CHECKING:
     from pyinfra.api import Host
 
+SUDO_PASSWORD_VARIABLE = "EDGELLM_SUDO_PASSWORD"  # read by inventories/factory.py
 SHORTEST_API_KEY = 20  # characters; a key that can be guessed is worse than loopback
 
 
@@ -102,9 +103,10 @@ def context_for(host: Host) -> Context | None:
             host,
             HostMismatchError(
                 what="reading the host",
-                want="a shell over ssh",
-                have=str(error) or type(error).__name__,
-                fix=f"check that `ssh {host.name}` gives a shell, then run again",
+                want="a shell over ssh, and sudo where the login is not root",
+                have=_words(error),
+                fix=f"check that `ssh {host.name}` gives a shell; where sudo asks for a password, "
+                f"export the right one as {SUDO_PASSWORD_VARIABLE}",
             ),
         )
     return None
@@ -151,6 +153,13 @@ def _context_for(host: Host) -> Context:
         api_key_hashes=hashes,
         probe_key=probe_key,
     )
+
+
+def _words(error: BaseException) -> str:
+    """pyinfra's question for a sudo password ends in EOFError where nobody is there to type it."""
+    if isinstance(error, EOFError):
+        return "the connection or sudo's question for a password ended without an answer"
+    return str(error) or type(error).__name__
 
 
 def _fail(host: Host, error: EdgellmError) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pyinfra import config
 
+from edgellm import recorder
 from edgellm.errors import InventoryError
 from edgellm.inventory import load_fleet
 
@@ -32,3 +33,5 @@ if os.environ.get("EDGELLM_SUDO_PASSWORD") and config.SUDO_PASSWORD is None:
 # Declared first: pyinfra lets the last group win, and would add this file's group at the end.
 factory = (_fleet.names(), dict(_fleet.settings))
 globals().update(_fleet.groups())
+
+recorder.attach_before_connecting()

@@ -296,7 +296,7 @@ def test_down_leaves_nothing_and_says_whether_there_was_something(
 ) -> None:
     # what a test may well leave running in a host
     background = subprocess.Popen(
-        fleet._exec_command(host, ["sleep", "1000"]), stdin=subprocess.DEVNULL
+        fleet.exec_command(host, ["sleep", "1000"]), stdin=subprocess.DEVNULL
     )
     reaper = threading.Thread(target=background.wait)
     reaper.start()
