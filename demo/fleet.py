@@ -197,7 +197,13 @@ class Fleet:
 
     def _clear(self) -> None:
         """Everything but the registration. Needs no state to be whole, or to be there at all."""
-        for path in [*self._run_dir.glob("*.supervisor"), self._forwarder_record]:
+        # A host's PID 1 before the rest: its end takes along what `exec` started, whose parents
+        # outside the host then still live to reap it.
+        for path in (
+            *self._run_dir.glob("*.supervisor"),
+            *self._run_dir.glob("*.init"),
+            self._forwarder_record,
+        ):
             record = ProcessRecord.read(path)
             if record is not None:
                 record.kill()

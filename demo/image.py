@@ -283,7 +283,11 @@ def _run_mmdebstrap(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"},
+            env={
+                "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+                "LC_ALL": "C.UTF-8",
+                "TMPDIR": str(build),  # what it leaves when it is killed goes with the build
+            },
             # Ctrl-C must reach this process alone, which then ends the whole build at once.
             start_new_session=True,
         )

@@ -145,6 +145,7 @@ class HostProfile:
     # Held by an edgellm that runs already: without it a second run would see less memory than the
     # first for its own sake, and plan something else.
     mem_own_bytes: int = 0
+    swappiness_files: tuple[str, ...] = ()  # sysctl.d files that set vm.swappiness, but ours
 
     @property
     def arch(self) -> Arch | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +42,7 @@ class SmokeResult:
         """One line of edgellm_server/probe.py -> SmokeResult. Raises ParseError."""
         try:
             raw = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise _unreadable(line) from None
         if not isinstance(raw, dict) or raw.get("schema") != 1:
             raise _unreadable(line)
@@ -66,7 +67,7 @@ class SmokeResult:
                 temperature_c=_ms(state.get("temperature_c")),
                 psi_cpu_some_avg10=_ms(state.get("psi_cpu_some_avg10")),
             )
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             raise _unreadable(line) from None
 
 
@@ -108,7 +109,10 @@ def judge(result: SmokeResult, budget: TtftBudget) -> HealthVerdict:
 def _ms(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value)
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(number)  # NaN compares as within every budget
+    return number
 
 
 def _unreadable(line: str) -> ParseError:

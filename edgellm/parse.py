@@ -138,6 +138,9 @@ def parse_profile(text: str, *, control_time_s: float | None) -> HostProfile:
         disk_noexec=parse_noexec(sections.get("mounts", ()), disk_mount),
         service_user_exists=bool(sections.get("service_user")),
         swappiness=_optional_whole(files.get("/proc/sys/vm/swappiness"), "vm.swappiness"),
+        swappiness_files=tuple(
+            path for path in parse_files(sections.get("sysctl_swappiness", ())) if not _ours(path)
+        ),
         health=Health(
             temperature_c=parse_temperature(files),
             throttled_flags=parse_throttled(sections.get("throttled", ()), files),
@@ -497,7 +500,7 @@ def has_library(lines: Lines, soname: str, machine: str) -> bool:
 
 def parse_zram_manager(paths: Lines) -> str | None:
     """Paths of unit and config files -> who sets zram up; "edgellm" where only we do."""
-    foreign = [path for path in paths if "edgellm" not in path]
+    foreign = [path for path in paths if not _ours(path)]
     for pattern, manager in ZRAM_MANAGER_FILES:
         if any(re.search(pattern, path) for path in foreign):
             return manager
@@ -561,6 +564,10 @@ def _required_online(files: Files) -> CpuSet:
     if not online:
         raise _bad(f"{_CPU_DIR}/online", "a cpulist such as '0-3'", "nothing")
     return online
+
+
+def _ours(path: str) -> bool:
+    return "edgellm" in path
 
 
 def _first(sections: Sections, name: str) -> str:

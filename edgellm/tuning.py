@@ -148,6 +148,7 @@ SWAPPINESS_OVER_100_SINCE = (5, 8)  # older kernels refuse more than 100
 ZRAM_UP_TO_RAM_BYTES = 4 * GIB  # "4 GB" boards and below; larger ones hold the model many times
 ZRAM_RAM_FRACTION = 0.5  # zram-generator's own default
 ZRAM_PRIORITY = 100  # zram-generator's own default: before any disk swap, whose default is negative
+OWN_SYSCTL_FILE = "90-edgellm.conf"  # sysctl.d files apply in the order of their names
 OWN_ZRAM_MANAGER = "edgellm"  # parse.py's word for our own drop-in or unit
 
 # --- Requirements ---------------------------------------------------------------------------------
@@ -505,7 +506,7 @@ def _disjoint(nodes: tuple[NumaNode, ...]) -> bool:
 
 def numactl_usable(profile: HostProfile, packages: tuple[str, ...]) -> bool:
     """It works, or this run installs it on a host that has no reason to refuse it."""
-    return profile.tools.numactl_works or ("numactl" in packages and not in_container(profile))
+    return profile.tools.numactl_works or PACKAGES["apt"]["numactl"] in packages
 
 
 def plan_numa(
@@ -803,6 +804,8 @@ def _no_controller(profile: HostProfile, name: str) -> str:
         )
     if profile.cgroup.version is None:
         return f"no {name} controller: no cgroup hierarchy to be seen"
+    if profile.cgroup.version == 2 and not profile.cgroup.controllers:
+        return f"no {name} controller: none is on cgroup v2 here, v1 or an outer host holds them"
     if in_container(profile):
         return f"no {name} controller: {profile.virtualization} does not delegate it"
     if is_raspberry_pi(profile):
@@ -903,6 +906,10 @@ def plan_swappiness(
             "then /etc/sysctl.d again (reapply_sysctl=1, its default): the value there wins"
         )
         reasons.append(_why("tuned", text))
+    later = [p for p in profile.swappiness_files if p.rpartition("/")[2] > OWN_SYSCTL_FILE]
+    if later:
+        text = f"{', '.join(later)} sets it again at boot, after our {OWN_SYSCTL_FILE}: remove it"
+        reasons.append(_why("swappiness", text, warning=True))
     disk = [s.path for s in profile.swaps if not s.is_zram]
     kept_zram = any(s.is_zram for s in profile.swaps) and (
         profile.tools.zram_manager != OWN_ZRAM_MANAGER
@@ -932,7 +939,7 @@ def plan_swappiness(
 
 def plan_packages(profile: HostProfile, settings: Settings) -> tuple[tuple[str, ...], Reasons]:
     """Packages to install, by the names of the host's package manager."""
-    missing = missing_tools(profile)
+    missing = missing_tools(profile, settings)
     manager = profile.tools.package_manager
     if not missing:
         text = "nothing to install: libgomp, libstdc++ and chrt are there"
@@ -945,13 +952,18 @@ def plan_packages(profile: HostProfile, settings: Settings) -> tuple[tuple[str, 
     return names, (_why("packages", f"{', '.join(names)}: missing, by {manager}"),)
 
 
-def missing_tools(profile: HostProfile) -> tuple[str, ...]:
+def missing_tools(profile: HostProfile, settings: Settings) -> tuple[str, ...]:
     """Keys of PACKAGES that this host lacks; numactl only where there are nodes to bind to."""
     tools = profile.tools
+    binds = (
+        settings.numa == "auto"
+        and not in_container(profile)
+        and len(real_nodes(profile, visible_cpus(profile))) > 1
+    )
     wanted = {
         "libgomp": tools.libgomp,
         "libstdcxx": tools.libstdcxx,
-        "numactl": tools.numactl or len(real_nodes(profile, visible_cpus(profile))) < 2,
+        "numactl": tools.numactl or not binds,
         "chrt": tools.chrt,
     }
     return tuple(tool for tool, there in wanted.items() if not there)
@@ -1087,7 +1099,9 @@ def check_instructions(profile: HostProfile) -> HostMismatchError | None:
 
 
 def check_libraries(profile: HostProfile, settings: Settings) -> HostMismatchError | None:
-    missing = [tool for tool in missing_tools(profile) if tool in ("libgomp", "libstdcxx")]
+    missing = [
+        tool for tool in missing_tools(profile, settings) if tool in ("libgomp", "libstdcxx")
+    ]
     if not missing or (settings.install_packages and profile.tools.package_manager is not None):
         return None
     names = " ".join(PACKAGES[profile.tools.package_manager or "apt"][tool] for tool in missing)

@@ -147,6 +147,9 @@ probe() {
   section libraries
   { have ldconfig && ldconfig -p || ls -d /usr/lib*/lib*.so.* /usr/lib/*/lib*.so.*; } |
     grep -E '/(libgomp\.so\.1|libstdc\+\+\.so\.6)$'
+  section sysctl_swappiness
+  grep -Hs '^[ -]*vm[./]swappiness' /etc/sysctl.d/*.conf /run/sysctl.d/*.conf \
+    /usr/local/lib/sysctl.d/*.conf /usr/lib/sysctl.d/*.conf
   section tuned
   [ -e /run/tuned/tuned.pid ] && cat /etc/tuned/active_profile
   section throttled

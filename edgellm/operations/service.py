@@ -75,7 +75,10 @@ def stopped() -> Generator[StringCommand]:
 @host_operation()
 def account_absent() -> Generator[Any]:
     """The system account is gone, and its group with it."""
-    yield from server.user._inner(user=USER, present=False)
+    commands = list(server.user._inner(user=USER, present=False))
+    if not commands:
+        host.noop(f"account {USER} already absent")
+    yield from commands
 
 
 @host_operation()

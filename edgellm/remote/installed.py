@@ -27,7 +27,7 @@ def describe(release: str) -> dict[str, Any]:
     directory = os.path.join(paths["releases"], release)
     links = [os.path.join(directory, name) for name in entries(directory)]
     return {
-        "mtime_ns": os.stat(directory).st_mtime_ns,
+        "mtime_ns": os.lstat(directory).st_mtime_ns,
         "links": [os.path.basename(os.readlink(link)) for link in links if os.path.islink(link)],
     }
 

@@ -35,6 +35,9 @@ try:
     file = open(part, "a+b")  # noqa: SIM115 - its lock is held until the process ends
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Another run's finish may have renamed it since it was opened: that is no part any more
+        if os.fstat(file.fileno()).st_ino != os.stat(part).st_ino:
+            fail("locked")
     except OSError:
         fail("locked")
     here = file.seek(0, os.SEEK_END)

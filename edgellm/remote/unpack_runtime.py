@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import zlib
 from typing import Any, NoReturn
 
 job = json.loads(sys.argv[1])
@@ -43,6 +44,8 @@ try:
         said = json.loads(check.stdout.strip().splitlines()[-1])
     except (IndexError, ValueError):
         said = {}
+    if not isinstance(said, dict):
+        said = {}
     if check.returncode < 0:
         fail("signal", signal=-check.returncode)
     if check.returncode != 0 or said.get("ok") is not True:
@@ -61,5 +64,5 @@ try:
     print(json.dumps({"ok": True, "selfcheck": said}))
 except subprocess.TimeoutExpired:
     fail("selfcheck", error="did not end within 300 s")
-except (OSError, tarfile.TarError) as error:
+except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
     fail("os", error=str(error))

@@ -35,7 +35,7 @@ files = json.load(sys.stdin)
 try:
     for file in files:
         write(**file)
-except OSError as error:
+except (OSError, LookupError) as error:  # LookupError: no such owner or group here
     sys.exit(f"could not write {file['path']}: {error}")
 # A file made under a temporary name may carry the wrong SELinux label: systemd says 203/EXEC.
 if os.path.exists("/sys/fs/selinux/enforce") and shutil.which("restorecon"):

@@ -5,6 +5,7 @@ Asserted from outside: with the plain ssh program, and with what /proc, /sys and
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -70,7 +71,7 @@ def http_get(host: DemoHost, path: str) -> bytes:
         return b""
 
 
-def traces(fleet: Fleet, pids: set[int]) -> dict[str, list[str]]:
+def traces(fleet: Fleet, processes: list[ProcessRecord]) -> dict[str, list[str]]:
     """All that a fleet could leave on this machine, by kind; empty lists when it left nothing."""
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     listening: list[str] = []
@@ -80,7 +81,7 @@ def traces(fleet: Fleet, pids: set[int]) -> dict[str, list[str]]:
                 listening.append(str(port))
     netns = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
     return {
-        "processes": [str(pid) for pid in sorted(pids) if Path(f"/proc/{pid}").exists()],
+        "processes": [str(process.pid) for process in processes if process.is_alive()],
         "mounts": [line for line in mounts if NAME in line or str(fleet.state_dir) in line],
         "network namespaces": [line for line in netns.stdout.splitlines() if f".{NAME}." in line],
         "cgroups": [str(path) for path in machine.cgroup2_mount().glob(f"edgellm.{NAME}*")],
@@ -89,9 +90,13 @@ def traces(fleet: Fleet, pids: set[int]) -> dict[str, list[str]]:
     }
 
 
-def pids_of(fleet: Fleet) -> set[int]:
-    procs = (machine.cgroup2_mount() / f"edgellm.{NAME}").rglob("cgroup.procs")
-    return {int(pid) for path in procs for pid in path.read_text().split()}
+def processes_of(fleet: Fleet) -> list[ProcessRecord]:
+    records: list[ProcessRecord] = []
+    for path in (machine.cgroup2_mount() / f"edgellm.{fleet.name}").rglob("cgroup.procs"):
+        for pid in path.read_text().split():
+            with contextlib.suppress(OSError):  # it ended just now
+                records.append(ProcessRecord.of(int(pid)))
+    return records
 
 
 def test_systemd_is_pid_1_and_has_booted_without_a_failed_unit(
@@ -301,17 +306,14 @@ def test_down_leaves_nothing_and_says_whether_there_was_something(
     reaper = threading.Thread(target=background.wait)
     reaper.start()
     time.sleep(0.2)
-    pids = pids_of(fleet)
-    assert len(pids) > 8
-    assert all(traces(fleet, pids).values())
+    processes = processes_of(fleet)
+    assert len(processes) > 8
+    assert all(traces(fleet, processes).values())
     started = time.monotonic()
     assert fleet.down() is True
     assert time.monotonic() - started < 5
     reaper.join(timeout=5)
-    deadline = time.monotonic() + 5
-    while traces(fleet, pids)["processes"] and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert traces(fleet, pids) == {kind: [] for kind in traces(fleet, pids)}
+    assert traces(fleet, processes) == {kind: [] for kind in traces(fleet, processes)}
     assert fleet.down() is False
 
 
@@ -326,7 +328,7 @@ def test_down_after_an_interrupted_up_leaves_nothing(fleet: Fleet) -> None:
         time.sleep(delay_s)
         up.send_signal(2)
         up.communicate(timeout=20)
-        pids = pids_of(fleet)
+        processes = processes_of(fleet)
         fleet.down()
-        assert traces(fleet, pids) == {kind: [] for kind in traces(fleet, pids)}, delay_s
+        assert traces(fleet, processes) == {kind: [] for kind in traces(fleet, processes)}, delay_s
     shutil.rmtree(fleet.state_dir, ignore_errors=True)

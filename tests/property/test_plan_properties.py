@@ -57,7 +57,13 @@ def profiles(draw: st.DrawFn) -> HostProfile:
         )
         for part in split(draw, online, 3)
     )
-    siblings = tuple(p for p in split(draw, online, max(1, len(online) // 2)) if len(p) > 1)
+    # SMT siblings are of one kind
+    siblings = tuple(
+        part
+        for cluster in clusters
+        for part in split(draw, cluster.cpus, max(1, len(cluster.cpus) // 2))
+        if len(part) > 1
+    )
     nodes = tuple(
         NumaNode(node=n, cpus=part, mem_total_bytes=draw(st.none() | capacities))
         for n, part in enumerate(split(draw, online, 2))

@@ -150,7 +150,8 @@ def start_server(
         chosen = {
             "EDGELLM_MODEL_PATH": str(model_path),
             "EDGELLM_MODEL_NAME": "small",
-            "EDGELLM_N_THREADS": str(min(2, os.cpu_count() or 1)),
+            # One: two on two cores wait for each other whenever anything else runs here.
+            "EDGELLM_N_THREADS": "1",
         } | variables
         environ |= {key: value for key, value in chosen.items() if value is not None}
         environ["PYTHONPATH"] = f"{path}:{REPO}"

@@ -183,14 +183,14 @@ def test_a_client_that_leaves_while_tokens_come_frees_its_slot(server: RunningSe
 def test_a_client_that_leaves_during_a_long_prefill_frees_its_slot(server: RunningServer) -> None:
     """The prompt takes several seconds; n_batch bounds how long it goes on unasked."""
     seen = len(server.events("request"))
-    long, short = ask("word " * 1600, max_tokens=1), ask("Hi", max_tokens=1)
+    long, short = ask("word " * 900, max_tokens=1), ask("Hi", max_tokens=1)
     with server.client() as client:
         with pytest.raises(httpx.ReadTimeout):
             client.post("/v1/chat/completions", json=long, timeout=0.5)
         began = time.monotonic()
         assert client.post("/v1/chat/completions", json=short).status_code == 200
         waited_s = time.monotonic() - began
-        # What it would have waited for: 13 batches. It waited for one, and its own answer.
+        # What it would have waited for: 8 batches. It waited for one, and its own answer.
         began = time.monotonic()
         assert client.post("/v1/chat/completions", json=long).status_code == 200
         whole_s = time.monotonic() - began

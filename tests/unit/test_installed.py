@@ -37,9 +37,7 @@ def test_as_many_releases_as_are_kept_stay() -> None:
 
 
 def test_the_oldest_release_goes_first() -> None:
-    found = installed(
-        release("a", 1), release("b", 3), release("c", 2), current="b", previous="c"
-    )
+    found = installed(release("a", 1), release("b", 3), release("c", 2), current="b", previous="c")
     assert found.prunable(keep=2) == (f"{RELEASES}/a",)
 
 

@@ -227,6 +227,17 @@ def test_zram_manager_is_told_from_its_files(paths: tuple[str, ...], manager: st
     assert parse_zram_manager(paths) == manager
 
 
+def test_sysctl_files_of_others_that_set_swappiness_are_listed(probe_text: ProbeText) -> None:
+    text = probe_text("rk3588").replace(
+        "@@ sysctl_swappiness\n",
+        "@@ sysctl_swappiness\n"
+        "/etc/sysctl.d/90-edgellm.conf:vm.swappiness = 100\n"
+        "/etc/sysctl.d/99-swap.conf:vm.swappiness=1\n",
+    )
+    profile = parse_profile(text, control_time_s=None)
+    assert profile.swappiness_files == ("/etc/sysctl.d/99-swap.conf",)
+
+
 def test_cgroup2_beside_v1_is_hybrid_and_counts_as_1() -> None:
     hybrid = (
         "cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0",

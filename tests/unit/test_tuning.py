@@ -426,6 +426,16 @@ def test_old_kernels_get_no_swappiness_above_100(board: Board, plan: Plan) -> No
     assert plan(jetson, swappiness=180).swappiness == 180
 
 
+def test_sysctl_file_that_is_read_after_ours_is_named(board: Board, plan: Plan) -> None:
+    files = ("/etc/sysctl.d/10-swap.conf", "/etc/sysctl.d/99-swappiness.conf")
+    laptop = plan(replace(board("i5-8250u"), swappiness_files=files))
+    warnings = [r.text for r in laptop.reasons if r.knob == "swappiness" and r.warning]
+    assert warnings == [
+        "/etc/sysctl.d/99-swappiness.conf sets it again at boot, after our 90-edgellm.conf: "
+        "remove it"
+    ]
+
+
 # --- packages and reasons
 
 
@@ -433,6 +443,14 @@ def test_missing_libraries_are_named_as_the_package_manager_does(board: Board, p
     assert plan("raspberry-pi-5").packages == ("libgomp1",)
     bare = with_tools(board("kunpeng-920"), libgomp=False, libstdcxx=False)
     assert plan(bare).packages == ("libgomp", "libstdc++")
+
+
+def test_numactl_is_installed_only_where_it_can_bind(board: Board, plan: Plan) -> None:
+    server = with_tools(board("kunpeng-920"), numactl=False, numactl_works=False)
+    assert plan(server).packages == ("numactl",)
+    assert plan(server, numa="off").packages == ()
+    assert plan(replace(server, virtualization="lxc")).packages == ()
+    assert plan("i5-8250u").packages == ()
 
 
 def test_every_knob_of_the_plan_has_its_reason(plan: Plan) -> None:
