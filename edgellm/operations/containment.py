@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
-# What a host can cause: its own faults, its link's, and facts that came back empty (None).
+# What a host can cause: its own faults, its link's, and facts that came back empty (None), without
+# what was asked for, or with another kind of value.
 HOST_FAULTS = (
     EdgellmError,
     PyinfraError,
@@ -37,6 +38,8 @@ HOST_FAULTS = (
     SSHException,
     TypeError,
     AttributeError,
+    LookupError,
+    ValueError,
 )
 
 

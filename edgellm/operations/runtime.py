@@ -54,12 +54,14 @@ def unpack(
     try:
         answer = json.loads(output.stdout_lines[-1])
     except (IndexError, ValueError):
-        answer = {"ok": False, "kind": "os", "error": " ".join(output.stderr_lines)[:400]}
-    if answer["ok"] is True:
+        answer = None
+    if not isinstance(answer, dict):
+        answer = {"kind": "os", "error": " ".join(output.stderr_lines)[:400]}
+    if answer.get("ok") is True:
         return
     kind = answer.get("kind")
     if kind == "signal":
-        name = signal.Signals(answer["signal"]).name
+        name = _signal_name(answer["signal"])
         have = f"it died of {name}"
         fix = (
             "this CPU lacks instructions that the build needs: leave the host out"
@@ -81,3 +83,10 @@ def unpack(
         have=have,
         fix=fix,
     )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"

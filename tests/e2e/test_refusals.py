@@ -11,8 +11,8 @@ from demo.fleet import Fleet
 from .conftest import FirstRollOut
 from .support import (
     FAST,
-    REPO,
     MODEL_SHA256,
+    REPO,
     SOME_CHANGE,
     THREE,
     CommandLine,

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterable
 from dataclasses import fields
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 import yaml
+from pyinfra.api import StringCommand
+from pyinfra.connectors.util import CommandOutput, OutputLine
+from pyinfra.context import ctx_host, ctx_state
 
+from edgellm import recorder
 from edgellm.facts.installed import InstallDir, InstalledRelease
 from edgellm.facts.paths import PathState
 from edgellm.facts.service import ServiceState
@@ -19,6 +27,7 @@ from edgellm.tuning import ZramPlan
 # gevent's. The server's tests in the same process need the real ones.
 with patch("gevent.monkey.patch_all"):
     import pyinfra_cli  # noqa: F401
+    from pyinfra_testing.util import FakeHost, FakeState
 
 TAGGED = (
     HostDirectory,
@@ -47,3 +56,65 @@ def _constructor(kind: type) -> Any:
 # pyinfra-testing reads its cases by yaml.safe_load
 for _kind in TAGGED:
     yaml.SafeLoader.add_constructor(f"!{_kind.__name__}", _constructor(_kind))
+
+
+class ScriptedHost(FakeHost):  # type: ignore[misc]  # pyinfra-testing is not typed
+    """A host whose commands are answered from a list, in order.
+
+    An answer is a JSON object (one line), a list of lines of standard output, a tuple of lines of
+    standard error of a command that failed, or an exception to raise.
+    """
+
+    def __init__(self, facts: dict[str, Any] | None = None, answers: Iterable[Any] = ()):
+        super().__init__(FakeState(), "pi5-01", facts or {}, {})
+        self.answers = list(answers)
+        self.commands: list[StringCommand] = []
+        self.timeouts_s: list[float | None] = []
+        self.lines: list[str] = []
+        self.connector: Any = SimpleNamespace()
+
+    def run_shell_command(
+        self, command: StringCommand, **arguments: Any
+    ) -> tuple[bool, CommandOutput]:
+        self.commands.append(command)
+        self.timeouts_s.append(arguments.get("_timeout"))
+        assert self.answers, f"one command more than scripted: {command}"
+        answer = self.answers.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        stream = "stderr" if isinstance(answer, tuple) else "stdout"
+        lines = [json.dumps(answer)] if isinstance(answer, dict) else list(answer)
+        return stream == "stdout", CommandOutput([OutputLine(stream, line) for line in lines])
+
+    def log(self, message: str, *_: Any) -> None:
+        self.lines.append(message)
+
+    def log_styled(self, message: str, **_: Any) -> None:
+        self.lines.append(message)
+
+
+@pytest.fixture(autouse=True)
+def notes(monkeypatch: pytest.MonkeyPatch) -> recorder.Run:
+    """The recorder's notes of this test alone."""
+    run = recorder.Run()
+    monkeypatch.setattr(recorder, "_run", run)
+    return run
+
+
+@pytest.fixture
+def scripted_host() -> type[ScriptedHost]:
+    return ScriptedHost
+
+
+@pytest.fixture
+def commands_of() -> Callable[..., list[Any]]:
+    """commands_of(operation, host, **arguments): what it yields there, outside of a run."""
+
+    def collect(
+        operation: Any, host: ScriptedHost, *, executing: bool = False, **arguments: Any
+    ) -> list[Any]:
+        host.state.is_executing = executing
+        with ctx_state.use(host.state), ctx_host.use(host):
+            return list(operation._inner(**arguments))
+
+    return collect

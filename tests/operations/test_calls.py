@@ -1,0 +1,463 @@
+"""Operations that run code of ours on the control machine: what they call, and what they say."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paramiko import SSHException
+from pyinfra.api import FunctionCommand, StringCommand
+
+from edgellm import recorder
+from edgellm.errors import EdgellmError
+from edgellm.health import TtftBudget
+from edgellm.operations import kernel, model, paths, runtime, service, smoke, zram
+from edgellm.operations.containment import contained_call, fail
+from edgellm.operations.paths import HostFile
+from edgellm.operations.runtime import unpack
+from edgellm.operations.smoke import SmokeTest
+from edgellm.operations.transfer import Transfer, send
+from edgellm.tuning import ZramPlan
+
+Commands = Callable[..., list[Any]]
+SHA256 = "ab" * 32
+MODEL = Transfer(
+    label="model m",
+    source=Path("m.gguf"),
+    path=f"/opt/edgellm/models/{SHA256}.gguf",
+    sha256=SHA256,
+    size_bytes=428_730_208,
+    deadline_s=3600,
+)
+RUNTIME_DIRECTORY = "/opt/edgellm/runtimes/rt-1"
+RUNTIME = Transfer(
+    label="runtime rt-1",
+    source=Path("rt-1.tar.gz"),
+    path=f"{RUNTIME_DIRECTORY}.tar.gz",
+    sha256=SHA256,
+    size_bytes=34_000_000,
+    deadline_s=3600,
+)
+
+
+def artifacts(*, models: dict[str, str], runtimes: dict[str, str], whole: bool) -> dict[str, Any]:
+    (path,) = {**models, **runtimes}
+    return {"paths.ArtifactsWhole": {f"models={models}, runtimes={runtimes}": {path: whole}}}
+
+
+def call_of(command: FunctionCommand) -> tuple[Any, ...]:
+    assert command.function is contained_call
+    assert command.kwargs == {}
+    return tuple(command.args)
+
+
+def failure_of(commands: list[Any]) -> EdgellmError:
+    """The error of the one command that fails the host."""
+    (command,) = commands
+    assert isinstance(command, FunctionCommand)
+    assert command.function is fail
+    (error,) = command.args
+    assert isinstance(error, EdgellmError)
+    return error
+
+
+# The model
+
+
+def test_a_model_that_was_verified_there_is_neither_sent_nor_read(
+    scripted_host: Any, commands_of: Commands
+) -> None:
+    host = scripted_host(artifacts(models={MODEL.path: SHA256}, runtimes={}, whole=True))
+    assert commands_of(model.present, host, transfer=MODEL) == []
+    assert host.noop_description == f"{MODEL.path} already verified"
+
+
+def test_a_model_that_is_not_there_is_sent(scripted_host: Any, commands_of: Commands) -> None:
+    host = scripted_host(artifacts(models={MODEL.path: SHA256}, runtimes={}, whole=False))
+    (command,) = commands_of(model.present, host, transfer=MODEL)
+    assert call_of(command) == (send, (MODEL, {}))
+
+
+def test_the_model_is_sent_with_the_operations_own_sudo(
+    scripted_host: Any, commands_of: Commands
+) -> None:
+    host = scripted_host(artifacts(models={MODEL.path: SHA256}, runtimes={}, whole=False))
+    host.current_op_global_arguments = {"_sudo": True, "_if": None, "name": "Model"}
+    (command,) = commands_of(model.present, host, transfer=MODEL)
+    assert call_of(command) == (send, (MODEL, {"_sudo": True}))
+
+
+# The runtime
+
+
+def test_a_complete_runtime_is_neither_sent_nor_unpacked(
+    scripted_host: Any, commands_of: Commands
+) -> None:
+    host = scripted_host(artifacts(models={}, runtimes={RUNTIME_DIRECTORY: "rt-1"}, whole=True))
+    found = commands_of(
+        runtime.present,
+        host,
+        transfer=RUNTIME,
+        directory=RUNTIME_DIRECTORY,
+        runtime_id="rt-1",
+    )
+    assert found == []
+    assert host.noop_description == f"{RUNTIME_DIRECTORY} already complete"
+
+
+def test_a_new_runtime_is_sent_and_then_unpacked(scripted_host: Any, commands_of: Commands) -> None:
+    host = scripted_host(artifacts(models={}, runtimes={RUNTIME_DIRECTORY: "rt-1"}, whole=False))
+    found = commands_of(
+        runtime.present,
+        host,
+        transfer=RUNTIME,
+        directory=RUNTIME_DIRECTORY,
+        runtime_id="rt-1",
+    )
+    assert [call_of(command) for command in found] == [
+        (send, (RUNTIME, {})),
+        (unpack, (RUNTIME.path, RUNTIME_DIRECTORY, "rt-1", {})),
+    ]
+
+
+def unpack_on(host: Any) -> None:
+    unpack(host.state, host, RUNTIME.path, RUNTIME_DIRECTORY, "rt-1", {})
+
+
+def test_a_runtime_that_ran_there_raises_nothing(scripted_host: Any) -> None:
+    host = scripted_host(answers=[{"ok": True, "selfcheck": {"ok": True}}])
+    unpack_on(host)
+    assert host.timeouts_s == [runtime.UNPACK_WITHIN_S]
+
+
+@pytest.mark.parametrize(
+    ("answer", "have", "fix"),
+    [
+        pytest.param(
+            {"ok": False, "kind": "signal", "signal": int(signal.SIGILL)},
+            "it died of SIGILL",
+            "leave the host out",
+            id="SIGILL",
+        ),
+        pytest.param(
+            {"ok": False, "kind": "signal", "signal": int(signal.SIGSEGV)},
+            "it died of SIGSEGV",
+            "by hand",
+            id="SIGSEGV",
+        ),
+        pytest.param(
+            {"ok": False, "kind": "signal", "signal": 63},
+            "it died of signal 63",
+            "by hand",
+            id="a real-time signal, which has no name",
+        ),
+        pytest.param(
+            {"ok": False, "kind": "selfcheck", "error": "libgomp.so.1: no such file"},
+            "libgomp.so.1: no such file",
+            "libgomp1",
+            id="library",
+        ),
+        pytest.param(
+            {"ok": False, "kind": "os", "error": "No space left on device"},
+            "No space left on device",
+            "free space",
+            id="disk",
+        ),
+        pytest.param(("python3: not found",), "python3: not found", "run again", id="no python"),
+        pytest.param([], "no answer", "run again", id="nothing"),
+        pytest.param(["[]"], "no answer", "run again", id="JSON that is no object"),
+    ],
+)
+def test_a_runtime_that_did_not_run_there_is_an_error_with_its_fix(
+    scripted_host: Any, answer: Any, have: str, fix: str
+) -> None:
+    with pytest.raises(EdgellmError) as raised:
+        unpack_on(scripted_host(answers=[answer]))
+    assert raised.value.have == have
+    assert fix in raised.value.fix
+    assert raised.value.host == "pi5-01"
+
+
+# Files: contents by standard input
+
+
+def test_only_files_that_differ_are_written_and_contents_are_in_no_argument(
+    scripted_host: Any, commands_of: Commands
+) -> None:
+    same = HostFile(path="/etc/edgellm/api_keys", content="A\n", mode="0640", group="edgellm")
+    key = HostFile(path="/etc/edgellm/probe.key", content="very secret\n", mode="0600")
+    asked = (same.path, key.path)
+    host = scripted_host(
+        {"paths.PathStates": {f"paths={asked}": {same.path: same.state, key.path: None}}}
+    )
+    (command,) = commands_of(paths.present, host, files=(same, key))
+    assert isinstance(command, StringCommand)
+    assert "very secret" not in command.get_raw_value()
+    assert json.loads(command.connector_arguments["_stdin"]) == [
+        {
+            "path": "/etc/edgellm/probe.key",
+            "content": "very secret\n",
+            "mode": "0600",
+            "owner": "root",
+            "group": "root",
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    "changed", [{"mode": "0644"}, {"owner": "ops"}, {"group": "root"}, {"sha256": "0" * 64}]
+)
+def test_a_file_of_another_mode_owner_group_or_content_is_written(
+    scripted_host: Any, commands_of: Commands, changed: dict[str, str]
+) -> None:
+    from dataclasses import replace
+
+    file = HostFile(path="/etc/x", content="A\n", mode="0640", group="edgellm")
+    host = scripted_host(
+        {"paths.PathStates": {"paths=('/etc/x',)": {"/etc/x": replace(file.state, **changed)}}}
+    )
+    assert len(commands_of(paths.present, host, files=(file,))) == 1
+
+
+def test_a_files_state_is_the_digest_of_its_utf8_bytes() -> None:
+    file = HostFile(path="/etc/x", content="ü\n")
+    assert file.state.sha256 == hashlib.sha256(b"\xc3\xbc\n").hexdigest()
+
+
+# The smoke test
+
+SMOKE = SmokeTest(
+    url="http://127.0.0.1:8000",
+    model_name="m",
+    needs_key=False,
+    requests=5,
+    max_tokens=24,
+    load_deadline_s=180,
+    first_token_deadline_s=30,
+    request_deadline_s=120,
+    budget=TtftBudget(median_ttft_ms=1500),
+)
+HEALTHY = {
+    "schema": 1,
+    "ready": True,
+    "n": 5,
+    "median_ttft_ms": 112.4,
+    "p95_ttft_ms": 139.6,
+    "failures": [],
+}
+
+
+def verify(commands_of: Commands, host: Any, *, executing: bool = True) -> list[Any]:
+    return commands_of(
+        smoke.verified, host, executing=executing, test=SMOKE, release_id="3abadcf8e3b5c3fa"
+    )
+
+
+def test_nothing_is_asked_of_a_host_before_the_run_executes(
+    scripted_host: Any, commands_of: Commands
+) -> None:
+    host = scripted_host()
+    assert verify(commands_of, host, executing=False) == []
+    assert host.commands == []
+
+
+def test_a_healthy_host_is_no_change_and_is_noted_as_verified(
+    scripted_host: Any, commands_of: Commands, notes: recorder.Run
+) -> None:
+    host = scripted_host(answers=[HEALTHY])
+    assert verify(commands_of, host) == []
+    assert host.noop_description == (
+        "release 3abadcf8e3b5c3fa: median TTFT 112 ms (n=5), budget 1500 ms"
+    )
+    noted = notes.hosts["pi5-01"]
+    assert (noted.verified, noted.release) == (True, "3abadcf8e3b5c3fa")
+    assert noted.smoke is not None
+    assert noted.smoke.median_ttft_ms == 112.4
+
+
+def test_the_probe_is_asked_with_every_deadline_of_the_settings_and_no_key(
+    scripted_host: Any, commands_of: Commands
+) -> None:
+    host = scripted_host(answers=[HEALTHY])
+    verify(commands_of, host)
+    (command,) = host.commands
+    assert command.get_raw_value() == (
+        "python3 -B /opt/edgellm/current/runtime/edgellm_server/probe.py"
+        " --url http://127.0.0.1:8000 --model m --n 5 --max-tokens 24 --load-deadline-s 180"
+        " --first-token-deadline-s 30 --request-deadline-s 120"
+    )
+    # After the probe's own last deadline, never before
+    assert host.timeouts_s[0] > 180 + 6 * 120
+
+
+def test_a_key_is_read_from_its_file_on_the_host() -> None:
+    from dataclasses import replace
+
+    command = replace(SMOKE, needs_key=True).command.get_raw_value()
+    assert command.endswith(" --api-key-file /etc/edgellm/probe.key")
+
+
+@pytest.mark.parametrize(
+    ("answer", "have"),
+    [
+        pytest.param({**HEALTHY, "median_ttft_ms": 1600.0}, "slow: median TTFT", id="slow"),
+        pytest.param(
+            {**HEALTHY, "failures": [{"kind": "stalled", "detail": "for 10 s"}]},
+            "stalled: for 10 s",
+            id="stalled",
+        ),
+        pytest.param(
+            ("python3: can't open file",), "python3: can't open file", id="no probe there"
+        ),
+        pytest.param([], "the probe printed nothing", id="nothing"),
+        pytest.param(["Segmentation fault"], "'Segmentation fault'", id="no JSON"),
+        pytest.param(EOFError(), "EOFError", id="link lost"),
+        pytest.param(SSHException("Timeout opening channel"), "Timeout opening", id="ssh"),
+        pytest.param(TimeoutError("timed out"), "timed out", id="timeout"),
+    ],
+)
+def test_an_unhealthy_host_fails_with_the_reason_and_is_not_verified(
+    scripted_host: Any,
+    commands_of: Commands,
+    notes: recorder.Run,
+    answer: Any,
+    have: str,
+) -> None:
+    host = scripted_host(answers=[answer])
+    error = failure_of(verify(commands_of, host))
+    assert have in error.have
+    assert error.fix
+    assert not notes.hosts.get("pi5-01", recorder.HostNotes()).verified
+
+
+def test_figures_of_an_unhealthy_host_are_noted_all_the_same(
+    scripted_host: Any, commands_of: Commands, notes: recorder.Run
+) -> None:
+    verify(commands_of, scripted_host(answers=[{**HEALTHY, "median_ttft_ms": 1600.0}]))
+    noted = notes.hosts["pi5-01"].smoke
+    assert noted is not None
+    assert noted.median_ttft_ms == 1600
+
+
+def test_giving_up_fails_the_host_for_the_first_reason(
+    scripted_host: Any, commands_of: Commands
+) -> None:
+    host = scripted_host(answers=[{**HEALTHY, "median_ttft_ms": 1600.0}])
+    (command,) = verify(commands_of, host)
+    assert command.function(host.state, host, *command.args) is False
+    assert "slow" in failure_of(commands_of(smoke.given_up, host)).have
+
+
+def test_giving_up_without_a_reason_has_one_of_its_own(
+    scripted_host: Any, commands_of: Commands
+) -> None:
+    error = failure_of(commands_of(smoke.given_up, scripted_host()))
+    assert "the smoke test failed" in error.have
+
+
+# Containment
+
+
+def test_a_required_roll_back_without_a_previous_release_fails_the_host(
+    scripted_host: Any, commands_of: Commands
+) -> None:
+    from edgellm.facts.service import ServiceState
+
+    state = ServiceState(
+        active=True,
+        enabled=True,
+        needs_daemon_reload=False,
+        running_release="a",
+        current_release="a",
+        previous_release=None,
+    )
+    host = scripted_host({"service.Service": state})
+    error = failure_of(commands_of(service.rolled_back, host, required=True))
+    assert (error.host, error.what) == ("pi5-01", "roll-back")
+
+
+OWN_ZRAM = ZramPlan(
+    manager="own-unit", adopted_manager=None, size_bytes=1 << 30, algorithm=None, priority=100
+)
+UNANSWERED = [
+    pytest.param(model.present, {"transfer": MODEL}, id="model.present"),
+    pytest.param(
+        runtime.present,
+        {"transfer": RUNTIME, "directory": RUNTIME_DIRECTORY, "runtime_id": "rt-1"},
+        id="runtime.present",
+    ),
+    pytest.param(
+        paths.present, {"files": (HostFile(path="/etc/x", content=""),)}, id="paths.present"
+    ),
+    pytest.param(paths.absent, {"paths": ("/etc/x",)}, id="paths.absent"),
+    pytest.param(kernel.swappiness_in_force, {"swappiness": 10}, id="kernel.swappiness_in_force"),
+    pytest.param(kernel.swappiness_put_back, {}, id="kernel.swappiness_put_back"),
+    pytest.param(zram.in_force, {"plan": OWN_ZRAM}, id="zram.in_force"),
+    pytest.param(zram.own_absent, {}, id="zram.own_absent"),
+    pytest.param(service.account_present, {}, id="service.account_present"),
+    pytest.param(service.account_absent, {}, id="service.account_absent"),
+    pytest.param(service.running, {"release_id": "a"}, id="service.running"),
+    pytest.param(service.stopped, {}, id="service.stopped"),
+    pytest.param(service.rolled_back, {"required": True}, id="service.rolled_back"),
+    pytest.param(service.releases_pruned, {"keep": 2}, id="service.releases_pruned"),
+]
+
+
+@pytest.mark.parametrize(("operation", "arguments"), UNANSWERED)
+@pytest.mark.parametrize(
+    "get_fact",
+    [
+        # pyinfra gives None for a fact that could not be loaded
+        pytest.param(lambda *_, **__: None, id="no answer"),
+        pytest.param(lambda *_, **__: {}, id="an answer without what was asked"),
+        pytest.param(lambda *_, **__: (_ for _ in ()).throw(EOFError()), id="link lost"),
+        pytest.param(lambda *_, **__: (_ for _ in ()).throw(SSHException("no channel")), id="ssh"),
+    ],
+)
+def test_a_host_that_does_not_answer_fails_alone_and_raises_nothing(
+    scripted_host: Any,
+    commands_of: Commands,
+    operation: Any,
+    arguments: dict[str, Any],
+    get_fact: Any,
+) -> None:
+    host = scripted_host()
+    host.get_fact = get_fact
+    commands = commands_of(operation, host, **arguments)
+    if commands and isinstance(commands[-1], FunctionCommand):
+        error = failure_of(commands[-1:])
+        assert error.host == "pi5-01"
+        assert error.fix
+    else:
+        # An empty list of users is an answer: the account is not there
+        assert get_fact() == {}
+
+
+def test_what_a_call_raises_fails_its_host_alone(scripted_host: Any, notes: recorder.Run) -> None:
+    host = scripted_host()
+
+    def cut(state: Any, host: Any, word: str) -> None:
+        raise EOFError(word)
+
+    from pyinfra.context import ctx_host
+
+    with ctx_host.use(host):
+        assert contained_call(host.state, host, cut, ("gone",)) is False
+    failure = notes.hosts["pi5-01"].failure
+    assert failure is not None
+    assert failure.have == "gone"
+
+
+def test_the_first_reason_stands(scripted_host: Any, notes: recorder.Run) -> None:
+    host = scripted_host()
+    for have in ("first", "second"):
+        error = EdgellmError(host="pi5-01", what="a", want="b", have=have, fix="c")
+        assert fail(host.state, host, error) is False
+    failure = notes.hosts["pi5-01"].failure
+    assert failure is not None
+    assert failure.have == "first"
