@@ -182,7 +182,7 @@ def _parse_one_line(text: str) -> Iterable[dict[str, str]]:
         yield stanza
 
 
-def _machine_sources(suite: Suite) -> str:
+def machine_sources(suite: Suite) -> str:
     folder = Path("/etc/apt")
     paths = [folder / "sources.list", *folder.glob("sources.list.d/*")]
     files = {
@@ -256,7 +256,7 @@ def _run_mmdebstrap(
     build: Path, suite: Suite, packages: Sequence[str], say: Callable[[str], None]
 ) -> None:
     sources = build / "machine.sources"
-    sources.write_text(_machine_sources(suite))
+    sources.write_text(machine_sources(suite))
     root, log = build / "root", build / "log"
     # In a hook, because that is where mmdebstrap's apt configuration (sources, keys, suite) exists.
     download = (
@@ -323,7 +323,7 @@ def _watch(process: subprocess.Popen[bytes], log: Path, say: Callable[[str], Non
 
 def _finish(root: Path, suite: Suite) -> None:
     """Turns the plain bootstrap into an edge host without an identity of its own."""
-    missing = [name for name in COMMANDS if not _has_command(root, name)]
+    missing = [name for name in COMMANDS if not has_command(root, name)]
     if missing:
         raise DemoError(
             "demo image",
@@ -367,7 +367,7 @@ def _finish(root: Path, suite: Suite) -> None:
         path.write_text(text)
 
 
-def _has_command(root: Path, name: str) -> bool:
+def has_command(root: Path, name: str) -> bool:
     # lexists: an absolute symlink points into the image, not into this machine
     folders = ("usr/bin", "usr/sbin", "bin", "sbin")
     return any(os.path.lexists(root / folder / name) for folder in folders)

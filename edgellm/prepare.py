@@ -25,6 +25,7 @@ from edgellm.errors import EdgellmError, HostMismatchError, SettingsError
 from edgellm.facts.host_profile import HostProfileFact
 from edgellm.facts.paths import ArtifactsWhole
 from edgellm.facts.reading import read
+from edgellm.fitness import check_host
 from edgellm.hardware import Arch, HostProfile
 from edgellm.health import TtftBudget
 from edgellm.model_source import fetch_model
@@ -33,7 +34,7 @@ from edgellm.operations.transfer import Transfer
 from edgellm.release import ModelArtifact, Release, Runtime
 from edgellm.runtime_build import build_runtime
 from edgellm.settings import Settings
-from edgellm.tuning import TuningPlan, check_host, plan_tuning
+from edgellm.tuning import TuningPlan, plan_tuning
 
 if TYPE_CHECKING:
     from pyinfra.api import Host

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import logging
 import os
 import secrets
 import sys
@@ -104,6 +105,8 @@ def _attach(state: State) -> None:
         _run.state = state
         state.add_callback_handler(_Callbacks())
         atexit.register(_finish)
+        # Where nobody listens to its logger, paramiko prints a traceback for a host that is off
+        logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
 def note_failure(host: Host, error: EdgellmError) -> None:

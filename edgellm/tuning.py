@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 
 from edgellm.cpuset import CpuSet
-from edgellm.errors import EdgellmError, HostMismatchError, ParseError
-from edgellm.hardware import Arch, CpuCluster, HostProfile, NumaNode
+from edgellm.errors import ParseError
+from edgellm.hardware import CpuCluster, HostProfile, NumaNode
 from edgellm.settings import Settings
 
 
@@ -151,10 +151,6 @@ ZRAM_PRIORITY = 100  # zram-generator's own default: before any disk swap, whose
 OWN_SYSCTL_FILE = "90-edgellm.conf"  # sysctl.d files apply in the order of their names
 OWN_ZRAM_MANAGER = "edgellm"  # parse.py's word for our own drop-in or unit
 
-# --- Requirements ---------------------------------------------------------------------------------
-MIN_PYTHON = (3, 10)  # xllamacpp's abi3 wheels: cp310
-MIN_SYSTEMD = 244  # AllowedCPUs= appeared there
-X86_FLAGS = ("avx2", "bmi2", "f16c", "fma")  # what the x86_64 wheel is compiled for
 
 # `systemd-detect-virt --container` says one of these; kernel-wide knobs belong to their host.
 CONTAINERS = frozenset(
@@ -410,7 +406,7 @@ def plan_workers(
             return workers, (_why("workers", f"{workers}: set by the inventory"),)
         text = (
             f"{workers} instead of {settings.workers}: memory carries {by_memory} "
-            f"of {_mb(smallest)}, cores and quota carry {min(by_cores, most)}"
+            f"of {mb(smallest)}, cores and quota carry {min(by_cores, most)}"
         )
         return workers, (_why("workers", text, warning=True),)
     if len(nodes) < 2:
@@ -418,7 +414,7 @@ def plan_workers(
         return 1, (_why("workers", text),)
     fits = all(holds(n, room) for n in nodes) and len(nodes) * room <= memory_budget(profile)
     if len(nodes) > most or not fits:
-        text = f"1: {_count(len(nodes), 'NUMA node')}, but no room for {_mb(room)} on each"
+        text = f"1: {_count(len(nodes), 'NUMA node')}, but no room for {mb(room)} on each"
         return 1, (_why("workers", text),)
     text = f"{len(nodes)}: one a NUMA node, so that no weight crosses between nodes"
     return len(nodes), (_why("workers", text),)
@@ -526,7 +522,7 @@ def plan_numa(
         # The node with most cores to give: node 0 has lost one to housekeeping.
         best = max(nodes, key=lambda n: (len(n.cpus & cpus), -n.node))
         if not holds(best, worker_size):
-            text = f"no node has twice the {_mb(worker_size)} of a worker: spread, not bound"
+            text = f"no node has twice the {mb(worker_size)} of a worker: spread, not bound"
             return cpus, None, (cpus,), (_why("numa", text, left_alone=True),)
         cpus, nodes = best.cpus & cpus, (best,)
         text = f"{cpus}: one worker stays on node {best.node}, its threads beside its weights"
@@ -536,7 +532,7 @@ def plan_numa(
         return cpus, None, parts, tuple(reasons)
     names = ",".join(str(n.node) for n in nodes)
     if not all(holds(n, worker_size) for n in nodes):
-        text = f"nodes {names} have less than twice the {_mb(worker_size)} of a worker: not bound"
+        text = f"nodes {names} have less than twice the {mb(worker_size)} of a worker: not bound"
         return cpus, None, parts, (*reasons, _why("numa", text, left_alone=True))
     text = f"--physcpubind={cpus} --membind={names}: by CPU number, within the cgroup's mask"
     binding = NumaBinding(cpus=cpus, nodes=tuple(n.node for n in nodes))
@@ -615,7 +611,7 @@ def plan_cache(profile: HostProfile) -> tuple[int, Reasons]:
     if total_memory(profile) >= CACHE_RAM_FROM_BYTES:
         text = f"{CACHE_RAM_MIB} MiB for parked prompts; llama.cpp's default is 8192 MiB"
         return CACHE_RAM_MIB, (_why("cache_ram", text),)
-    text = f"0: {_mb(total_memory(profile))} of memory; prefixes are still kept inside the slots"
+    text = f"0: {mb(total_memory(profile))} of memory; prefixes are still kept inside the slots"
     return 0, (_why("cache_ram", text),)
 
 
@@ -632,7 +628,7 @@ def plan_slots(
         slots = next((n for n in range(settings.n_parallel, 1, -1) if fits(n)), 1)
         if slots == settings.n_parallel:
             return slots, (_why("n_parallel", f"{slots}: set by the inventory"),)
-        text = f"{slots} instead of {settings.n_parallel}: {_mb(budget)} of memory to spend"
+        text = f"{slots} instead of {settings.n_parallel}: {mb(budget)} of memory to spend"
         return slots, (_why("n_parallel", text, warning=True),)
     by_cores = 2 * len(physical_cores(profile, cpus))
     slots = next((n for n in PARALLEL_SLOTS if n <= by_cores and fits(n)), 1)
@@ -641,7 +637,7 @@ def plan_slots(
     elif fits(PARALLEL_SLOTS[0]):
         text = f"{slots}: one core serves no more at a readable pace"
     else:
-        text = f"{slots}: {_mb(budget)} of memory to spend do not carry more"
+        text = f"{slots}: {mb(budget)} of memory to spend do not carry more"
     return slots, (_why("n_parallel", text),)
 
 
@@ -651,7 +647,7 @@ def why_memory(
     each = "" if workers == 1 else f" x {workers} workers"
     whose = "" if workers == 1 else f" for {workers} workers"
     kv = (
-        f"{_mb(kv_cache)}: {settings.n_ctx} tokens x {_count(n_parallel, 'slot')}{each} "
+        f"{mb(kv_cache)}: {settings.n_ctx} tokens x {_count(n_parallel, 'slot')}{each} "
         f"x {KV_BYTES_PER_TOKEN // 1024} KiB a token"
     )
     batch = (
@@ -659,8 +655,8 @@ def why_memory(
         "of it"
     )
     memory = (
-        f"{_mb(needed)}{whose}: the model twice (mapped, and repacked "
-        f"for this CPU), KV and prompt cache, and {_mb(RUNTIME_BYTES)} of runtime"
+        f"{mb(needed)}{whose}: the model twice (mapped, and repacked "
+        f"for this CPU), KV and prompt cache, and {mb(RUNTIME_BYTES)} of runtime"
     )
     return (_why("kv_cache", kv), _why("n_batch", batch), _why("memory", memory))
 
@@ -676,17 +672,17 @@ def plan_limits(
     if settings.mlock is None:
         mlock = ample
         text = (
-            f"the model stays in memory: {_mb(workers * locked)} "
-            f"of {_mb(available_memory(profile))} available"
+            f"the model stays in memory: {mb(workers * locked)} "
+            f"of {mb(available_memory(profile))} available"
         )
         if not ample:
             text = (
-                f"{_mb(workers * locked)} locked of {_mb(available_memory(profile))} available "
+                f"{mb(workers * locked)} locked of {mb(available_memory(profile))} available "
                 "would starve the host"
             )
     elif settings.mlock and not ample:
         mlock, warning = False, True
-        text = f"refused: {_mb(workers * locked)} locked of {_mb(available_memory(profile))}"
+        text = f"refused: {mb(workers * locked)} locked of {mb(available_memory(profile))}"
     else:
         mlock = settings.mlock
         text = "set by the inventory"
@@ -694,7 +690,7 @@ def plan_limits(
     why_mlock = _why("mlock", text, left_alone=not mlock and not warning, warning=warning)
     why_memlock = _why(
         "memlock",
-        f"LimitMEMLOCK of {_mb(memlock)}: "
+        f"LimitMEMLOCK of {mb(memlock)}: "
         + ("both copies of the model and some slack" if mlock else "the kernel's own default"),
     )
     return (
@@ -869,7 +865,7 @@ def plan_zram(profile: HostProfile, settings: Settings) -> tuple[ZramPlan, Reaso
         return left(f"kernel {profile.kernel.release} has no zram module (ubuntu-rockchip#161)")
     total = profile.mem_total_bytes
     if settings.zram_size_bytes is None and total > ZRAM_UP_TO_RAM_BYTES:
-        return left(f"{_mb(total)} of memory hold the model several times over; set up to 4 GiB")
+        return left(f"{mb(total)} of memory hold the model several times over; set up to 4 GiB")
     most = int(total * ZRAM_RAM_FRACTION)
     size = min(settings.zram_size_bytes or most, most) // MIB * MIB
     # log2ram and the like hold a device for themselves: zram-generator's [zram0] would collide,
@@ -897,7 +893,7 @@ def plan_swappiness(
 ) -> tuple[int | None, Reasons]:
     """vm.swappiness as it must be once zram is as planned."""
     reasons: list[Reason] = []
-    if in_container(profile):
+    if in_container(profile) and settings.swappiness is None:
         text = f"vm.swappiness belongs to the kernel that {profile.virtualization} shares"
         return None, (_why("swappiness", text, left_alone=True),)
     if profile.tools.tuned_profile is not None:
@@ -1013,152 +1009,6 @@ LEFT_ALONE: Reasons = tuple(
 )
 
 
-# --- may this host have it at all? ----------------------------------------------------------------
-
-
-def check_host(
-    profile: HostProfile,
-    settings: Settings,
-    *,
-    group_arch: Arch | None,
-    disk_needed_bytes: int,
-) -> tuple[EdgellmError, ...]:
-    """Every fault that keeps a host out of the roll-out; () for a fit one."""
-    checks = (
-        check_arch(profile, group_arch),
-        check_python(profile),
-        check_systemd(profile),
-        check_instructions(profile),
-        check_libraries(profile, settings),
-        check_disk(profile, disk_needed_bytes),
-        check_exec(profile),
-        check_memory(profile, settings),
-        check_explicit_cpus(profile, settings),
-    )
-    return tuple(error for error in checks if error is not None)
-
-
-def check_arch(profile: HostProfile, group_arch: Arch | None) -> HostMismatchError | None:
-    if profile.arch is None:
-        return HostMismatchError(
-            what="architecture",
-            want=" or ".join(arch.value for arch in Arch),
-            have=f"{profile.machine} ({profile.distribution_name})",
-            fix="install a 64-bit OS"
-            if profile.machine.startswith(("arm", "i"))
-            else "take it out of the inventory: no runtime is built for it",
-        )
-    if group_arch is None or group_arch is profile.arch:
-        return None
-    return HostMismatchError(
-        what="architecture",
-        want=f"{group_arch.value}, the group it is in",
-        have=profile.machine,
-        fix=f"move it to group {profile.arch.value}",
-    )
-
-
-def check_python(profile: HostProfile) -> HostMismatchError | None:
-    version = profile.tools.python_version
-    if version is not None and version[:2] >= MIN_PYTHON:
-        return None
-    return HostMismatchError(
-        what="python3",
-        want=f"{_dotted(MIN_PYTHON)} or later",
-        have="none" if version is None else _dotted(version),
-        fix="install python3"
-        if version is None
-        else "upgrade the OS (Debian 12, Ubuntu 22.04 and later have it)",
-    )
-
-
-def check_systemd(profile: HostProfile) -> HostMismatchError | None:
-    version = profile.tools.systemd_version
-    if version is not None and version >= MIN_SYSTEMD:
-        return None
-    return HostMismatchError(
-        what="systemd",
-        want=f"{MIN_SYSTEMD} or later, running as pid 1",
-        have="none running" if version is None else str(version),
-        fix="use a distribution that boots with systemd" if version is None else "upgrade the OS",
-    )
-
-
-def check_instructions(profile: HostProfile) -> HostMismatchError | None:
-    if profile.arch is not Arch.X86_64:
-        return None
-    missing = [flag for flag in X86_FLAGS if flag not in profile.cpu_flags]
-    if not missing:
-        return None
-    return HostMismatchError(
-        what="CPU instructions",
-        want=", ".join(X86_FLAGS),
-        have=f"no {', '.join(missing)}",
-        fix="use a CPU of 2013 or later; in a VM, pass the host's CPU model through",
-    )
-
-
-def check_libraries(profile: HostProfile, settings: Settings) -> HostMismatchError | None:
-    missing = [
-        tool for tool in missing_tools(profile, settings) if tool in ("libgomp", "libstdcxx")
-    ]
-    if not missing or (settings.install_packages and profile.tools.package_manager is not None):
-        return None
-    names = " ".join(PACKAGES[profile.tools.package_manager or "apt"][tool] for tool in missing)
-    return HostMismatchError(
-        what="shared libraries",
-        want="libgomp.so.1 and libstdc++.so.6",
-        have=f"{names} missing, "
-        + ("no apt or dnf" if settings.install_packages else "install_packages is off"),
-        fix=f"install {names} by hand, or set install_packages to true",
-    )
-
-
-def check_disk(profile: HostProfile, disk_needed_bytes: int) -> HostMismatchError | None:
-    if profile.disk_free_bytes >= disk_needed_bytes:
-        return None
-    return HostMismatchError(
-        what="disk space under /opt/edgellm",
-        want=_mb(disk_needed_bytes),
-        have=f"{_mb(profile.disk_free_bytes)} free",
-        fix="free some space, or lower keep_releases",
-    )
-
-
-def check_exec(profile: HostProfile) -> HostMismatchError | None:
-    if not profile.disk_noexec:
-        return None
-    return HostMismatchError(
-        what="mount of /opt/edgellm",
-        want="a filesystem that code may be loaded from",
-        have="mounted noexec",
-        fix="mount another filesystem on /opt/edgellm, or remount this one exec",
-    )
-
-
-def check_memory(profile: HostProfile, settings: Settings) -> HostMismatchError | None:
-    needed = worker_bytes(settings, 1, 0)
-    if needed <= memory_budget(profile):
-        return None
-    return HostMismatchError(
-        what="memory",
-        want=f"{_mb(needed)} for one worker with one slot",
-        have=f"{_mb(memory_budget(profile))} to spend of {_mb(total_memory(profile))}",
-        fix="a smaller model or n_ctx, fewer other services, or a board with more memory",
-    )
-
-
-def check_explicit_cpus(profile: HostProfile, settings: Settings) -> HostMismatchError | None:
-    if settings.cpus is None or explicit_cpus(settings) & visible_cpus(profile):
-        return None
-    return HostMismatchError(
-        what="setting cpus",
-        want=f"some of {visible_cpus(profile)}",
-        have=settings.cpus,
-        fix="correct cpus for this host, or leave it out",
-    )
-
-
 # --- small words ----------------------------------------------------------------------------------
 
 
@@ -1189,9 +1039,5 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))
-
-
-def _mb(size_bytes: int) -> str:
+def mb(size_bytes: int) -> str:
     return f"{round(size_bytes / 1e6)} MB"

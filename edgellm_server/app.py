@@ -45,6 +45,7 @@ from edgellm_server.engine import (
     RefusedError,
     Token,
 )
+from edgellm_server.placement import PlacementError, take_a_place
 from edgellm_server.request import ApiError, ChatRequest, Message, parse_chat_request
 from edgellm_server.stream import SSE_DONE, SSE_HEADERS, Answer, sse
 
@@ -597,6 +598,12 @@ async def lifespan(app: Starlette) -> AsyncIterator[None]:
         # Raised on, uvicorn would print a traceback and no clear line.
         print(f"edgellm_server: {_one_line(str(error))}", file=sys.stderr)
         _flush_and_exit(EXIT_CONFIG)
+    if config.worker_cpus:
+        try:
+            take_a_place(config.worker_cpus)
+        except PlacementError as error:
+            print(f"edgellm_server: EDGELLM_WORKER_CPUS: {error}", file=sys.stderr)
+            _flush_and_exit(EXIT_CONFIG)
     service = Service(config, LlamaEngine(config))
     app.state.service = service
     loading = asyncio.create_task(service.load())

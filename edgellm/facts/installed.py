@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from pyinfra.api import FactBase, StringCommand
 
@@ -62,14 +63,17 @@ class Installed(FactBase[InstallDir]):
         )
 
     def process(self, output: list[str]) -> InstallDir:
-        found = one_json_object(output)
-        return InstallDir(
-            releases=tuple(
-                InstalledRelease(id=name, mtime_ns=item["mtime_ns"], links=tuple(item["links"]))
-                for name, item in found["releases"].items()
-            ),
-            models=tuple(found["models"]),
-            runtimes=tuple(found["runtimes"]),
-            current=found["current"],
-            previous=found["previous"],
-        )
+        return one_json_object(output, _install_dir)
+
+
+def _install_dir(found: dict[str, Any]) -> InstallDir:
+    return InstallDir(
+        releases=tuple(
+            InstalledRelease(id=name, mtime_ns=item["mtime_ns"], links=tuple(item["links"]))
+            for name, item in found["releases"].items()
+        ),
+        models=tuple(found["models"]),
+        runtimes=tuple(found["runtimes"]),
+        current=found["current"],
+        previous=found["previous"],
+    )

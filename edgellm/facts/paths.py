@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pyinfra.api import FactBase, StringCommand
 from pyinfra.api.exceptions import FactProcessError
 
 from edgellm.remote import script_command
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +34,9 @@ class PathStates(FactBase[dict[str, PathState]]):
         return script_command("path_states", list(paths))
 
     def process(self, output: list[str]) -> dict[str, PathState]:
-        return {path: PathState(**state) for path, state in one_json_object(output).items()}
+        return one_json_object(
+            output, lambda found: {path: PathState(**state) for path, state in found.items()}
+        )
 
 
 class ArtifactsWhole(FactBase[dict[str, bool]]):
@@ -41,15 +46,20 @@ class ArtifactsWhole(FactBase[dict[str, bool]]):
         return script_command("artifact_states", {"models": models, "runtimes": runtimes})
 
     def process(self, output: list[str]) -> dict[str, bool]:
-        return {path: whole is True for path, whole in one_json_object(output).items()}
+        return one_json_object(
+            output, lambda found: {path: whole is True for path, whole in found.items()}
+        )
 
 
-def one_json_object(output: list[str]) -> dict[str, Any]:
-    """The last line of a script of edgellm.remote. Raises FactProcessError."""
+def one_json_object(output: list[str], shape: Callable[[dict[str, Any]], T]) -> T:
+    """The last line of a script of edgellm.remote, as `shape` makes it. Raises FactProcessError.
+
+    Any other exception here would end the run for all hosts.
+    """
     try:
         found = json.loads(output[-1])
-    except (IndexError, ValueError):
-        found = None
-    if not isinstance(found, dict):
-        raise FactProcessError(f"want one JSON object, have {output[-1:]!r}")
-    return found
+        if isinstance(found, dict):
+            return shape(found)
+    except (LookupError, ValueError, TypeError, AttributeError, RecursionError):
+        pass
+    raise FactProcessError(f"want the script's JSON object, have {''.join(output[-1:])[:120]!r}")

@@ -60,7 +60,7 @@ def wait_until(what: str, look: Callable[[], T | None], deadline_s: float = 60.0
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the command line. `report` is the fleet.json that it wrote, None: it wrote none."""
+    """One run of the command line. `report` is the fleet.json that it wrote; None: none."""
 
     exit_code: int
     output: str

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from edgellm.fitness import check_host
 from edgellm.hardware import HostProfile, plain
 from edgellm.settings import Settings
-from edgellm.tuning import check_host, plan_tuning
+from edgellm.tuning import plan_tuning
 
 HARDWARE = Path(__file__).parents[1] / "hardware"
 PLANS = Path(__file__).with_name("plans")

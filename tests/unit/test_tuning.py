@@ -10,9 +10,10 @@ import pytest
 
 from edgellm.cpuset import CpuSet
 from edgellm.errors import EdgellmError
+from edgellm.fitness import check_host
 from edgellm.hardware import Arch, HostProfile, Swap, ZramDevice
 from edgellm.settings import Settings
-from edgellm.tuning import NumaBinding, Reason, TuningPlan, check_host, plan_tuning
+from edgellm.tuning import NumaBinding, Reason, TuningPlan, plan_tuning
 
 Board = Callable[[str], HostProfile]
 SettingsWith = Callable[..., Settings]
