@@ -12,7 +12,7 @@ from typing import Any
 from edgellm.errors import SettingsError
 
 # Host data that belongs to pyinfra's connectors or to the inventory itself, not to Settings.
-FOREIGN_PREFIXES = ("ssh_", "docker_", "vagrant_", "_")
+FOREIGN_PREFIXES = ("ssh_", "docker_", "podman_", "vagrant_", "fake_", "_")
 INVENTORY_KEYS = frozenset({"arch", "site", "wave", "address", "fleet_file"})
 
 

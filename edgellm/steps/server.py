@@ -18,7 +18,7 @@ def start_server(ctx: Context) -> None:
     paths.present(
         name="API key files present",
         files=_key_files(ctx),
-        directories=(HostDirectory(path=layout.CONFIG_DIR, mode="0755"),),
+        directories=() if ctx.probe_key is None else (HostDirectory(path=layout.CONFIG_DIR),),
     )
     paths.present(
         name="Release files present",

@@ -39,6 +39,18 @@ SETTINGS: dict[str, Any] = {
     # Three hosts share the cores of this machine and are tested at the same time
     "ttft_budget_ms": 20000,
 }
+# Operations of deploys/qwen.py by name, where a test expects them to have changed a host
+PACKAGES = "numactl, chrt, libgomp and libstdc++ installed"
+KERNEL_FILES = "sysctl.d and limits.d files present"
+RUNTIME = "Runtime present and able to run here"
+MODEL = "Model file present and verified"
+ACCOUNT = "System account edgellm present"
+API_KEYS = "API key files present"
+RELEASE_FILES = "Release files present"
+UNITS = "systemd units present"
+SERVICE = "Service runs the release"
+ROLLED_BACK = "Previous release back"
+
 # For runs whose smoke test is not what the test is about
 FAST = ("--data", "smoke_requests=1", "--data", "smoke_max_tokens=4")
 SOME_CHANGE = ("--data", "n_ctx=1024")  # makes another release
@@ -79,8 +91,12 @@ class Run:
         return {record["name"]: record["status"] for record in self.report["hosts"]}
 
     def changed(self) -> dict[str, list[str]]:
+        """Host -> the operations that changed it, without the step before the '|'."""
         assert self.report is not None, f"no report was written\n{self.output}"
-        return {record["name"]: record["changed"] for record in self.report["hosts"]}
+        return {
+            record["name"]: [name.split(" | ")[-1] for name in record["changed"]]
+            for record in self.report["hosts"]
+        }
 
     def assert_ok(self, *names: str) -> Run:
         """Exit 0, and these hosts and no others are ok. Returns the run."""

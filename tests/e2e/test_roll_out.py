@@ -13,14 +13,22 @@ from demo.fleet import Fleet
 
 from .conftest import FirstRollOut
 from .support import (
+    ACCOUNT,
+    API_KEYS,
     ARCH,
     FAST,
+    KERNEL_FILES,
+    MODEL,
     MODEL_NAME,
     MODEL_PATH,
     MODEL_SHA256,
     MODEL_SIZE_BYTES,
+    RELEASE_FILES,
+    RUNTIME,
+    SERVICE,
     SOME_CHANGE,
     THREE,
+    UNITS,
     CommandLine,
     Ssh,
     differences,
@@ -53,15 +61,8 @@ def test_first_roll_out_reports_what_it_did_and_measured(first: FirstRollOut, ho
     assert record["status"] == "ok"
     assert record["reason"] is None
     assert re.fullmatch(r"[0-9a-f]{8,}", record["release"])
-    assert [name.split(" | ")[-1] for name in record["changed"]] == [
-        "sysctl.d and limits.d files present",
-        "Runtime present and able to run here",
-        "Model file present and verified",
-        "System account edgellm present",
-        "API key files present",
-        "Release files present",
-        "systemd units present",
-        "Service runs the release",
+    assert first.run.changed()[host] == [
+        *(KERNEL_FILES, RUNTIME, MODEL, ACCOUNT, API_KEYS, RELEASE_FILES, UNITS, SERVICE)
     ]
     ttft_ms = record["ttft_ms"]
     assert ttft_ms["n"] == 5
@@ -170,9 +171,7 @@ def test_service_can_change_nothing_that_it_runs(served: None, ssh: Ssh, host: s
 def test_no_temporary_file_is_left(served: None, ssh: Ssh, host: str) -> None:
     # systemd makes these at boot (X11, ICE, …) and for units with PrivateTmp=
     by_systemd = "! -name '.*-unix' ! -path '*/systemd-private-*'"
-    assert (
-        ssh(host, f"find /tmp /var/tmp -mindepth 1 -newer /etc/hostname {by_systemd}") == ""
-    )
+    assert ssh(host, f"find /tmp /var/tmp -mindepth 1 -newer /etc/hostname {by_systemd}") == ""
     ours = "-name '*pyinfra*' -o -name '*askpass*' -o -name '*.part' -o -name '*.unpacking'"
     ours += " -o -name '.edgellm-*' -o -name '*.tar.gz*'"
     assert ssh(host, f"find /opt /etc /home /root /tmp /var/tmp /run {ours}") == ""

@@ -1,0 +1,154 @@
+"""What was changed on a host by hand is put right by the next run, and by nothing more than that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from demo.fleet import Fleet
+
+from .conftest import FirstRollOut
+from .support import (
+    FAST,
+    KERNEL_FILES,
+    MODEL,
+    MODEL_PATH,
+    RELEASE_FILES,
+    SERVICE,
+    THREE,
+    UNITS,
+    CommandLine,
+    Ssh,
+    differences,
+    snapshot,
+    wait_ready,
+    wait_until,
+)
+
+CURRENT = "/opt/edgellm/current"
+SYSTEMD = "/etc/systemd/system"
+RESTART = "systemctl daemon-reload && systemctl restart edgellm"
+
+
+@dataclass(frozen=True)
+class Drift:
+    """What somebody did by hand, and the operations that put it right."""
+
+    what: str
+    command: str
+    repaired_by: tuple[str, ...]
+
+
+# One a host at a time, to be repaired by one run
+ROUNDS = (
+    (
+        Drift(
+            "entrypoint edited, open to all, and in force",
+            f"sed -i s/--batch/--other/ {CURRENT}/entrypoint.sh && "
+            f"chmod 777 {CURRENT}/entrypoint.sh && {RESTART}",
+            (RELEASE_FILES, SERVICE),
+        ),
+        Drift(
+            "unit edited, and in force",
+            f"sed -i s/^LimitNOFILE=.*/LimitNOFILE=2000/ {SYSTEMD}/edgellm.service && {RESTART}",
+            (UNITS, SERVICE),
+        ),
+        Drift(
+            "current points elsewhere",
+            f"ln -sfn /tmp {CURRENT}",
+            (SERVICE,),
+        ),
+    ),
+    (
+        Drift(
+            "service stopped and disabled",
+            "systemctl disable --now edgellm",
+            (SERVICE,),
+        ),
+        Drift(
+            "limits edited",
+            "echo '* hard nofile 10' >> /etc/security/limits.d/90-edgellm.conf",
+            (KERNEL_FILES,),
+        ),
+        Drift(
+            "model damaged",
+            f"printf x | dd of={MODEL_PATH} bs=1 seek=5000 conv=notrunc status=none",
+            (MODEL, SERVICE),
+        ),
+    ),
+    (
+        Drift(
+            "server.env removed",
+            f"rm {CURRENT}/server.env",
+            (RELEASE_FILES, SERVICE),
+        ),
+        Drift(
+            "unit edited, not in force yet",
+            f"sed -i s/^Nice/#/ {SYSTEMD}/edgellm.service && "
+            f"echo '# mine' >> {SYSTEMD}/edgellm.service",
+            (UNITS, SERVICE),
+        ),
+        Drift(
+            "slice removed",
+            f"rm {SYSTEMD}/edgellm.slice && systemctl daemon-reload",
+            (UNITS, SERVICE),
+        ),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    "drifts", ROUNDS, ids=["; ".join(drift.what for drift in drifts) for drifts in ROUNDS]
+)
+def test_drift_is_repaired_by_the_operations_concerned_and_then_nothing_changes(
+    served: None,
+    first: FirstRollOut,
+    roll_out: CommandLine,
+    ssh: Ssh,
+    drifts: tuple[Drift, ...],
+) -> None:
+    before = {host: state(ssh, host) for host in THREE}
+    for host, drift in zip(THREE, drifts, strict=True):
+        ssh(host, drift.command)
+        assert differences(before[host], state(ssh, host)) != [], drift
+    repaired = roll_out(*FAST).assert_ok(*THREE).changed()
+    assert repaired == {
+        host: list(drift.repaired_by) for host, drift in zip(THREE, drifts, strict=True)
+    }
+    after = {host: differences(before[host], state(ssh, host)) for host in THREE}
+    assert after == {host: [] for host in THREE}
+    for host in THREE:
+        # a way back that leads nowhere would be worse than none
+        assert ssh(host, "test ! -L /opt/edgellm/previous || readlink -e /opt/edgellm/previous")
+    roll_out(*FAST).assert_ok(*THREE).assert_changed_nothing()
+
+
+def state(ssh: Ssh, host: str) -> dict[str, str]:
+    """The host's files, and of the running service what files decide about it."""
+    running = ssh.values(
+        host,
+        """systemctl show edgellm --property=MainPID,ActiveState,UnitFileState,NeedDaemonReload
+        pid=$(systemctl show edgellm --property=MainPID --value)
+        echo policy=$(sed 's/.*) //' /proc/$pid/stat | cut -d' ' -f39)
+        echo files=$(grep 'open files' /proc/$pid/limits)
+        echo cgroup=$(cat /proc/$pid/cgroup)
+        echo deleted=$(grep -c '/opt/edgellm/.*(deleted)' /proc/$pid/maps)
+        """,
+    )
+    del running["MainPID"]
+    return snapshot(ssh, host) | {f"running {name}": value for name, value in running.items()}
+
+
+def test_killed_server_is_started_again_by_systemd(
+    served: None, first: FirstRollOut, fleet: Fleet, roll_out: CommandLine, ssh: Ssh
+) -> None:
+    host = "edge-1"
+    restarts = int(ssh.service(host, "NRestarts")["NRestarts"])
+    pid = ssh.main_pid(host)
+    ssh(host, f"kill -KILL {pid}")
+    wait_until("another process", lambda: ssh.main_pid(host) not in (0, pid))
+    wait_ready(fleet, host)
+    assert int(ssh.service(host, "NRestarts")["NRestarts"]) == restarts + 1
+    assert ssh.running_release(host) == first.release(host)
+    roll_out("--limit", host, *FAST).assert_ok(host).assert_changed_nothing()

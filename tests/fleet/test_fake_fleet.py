@@ -1,0 +1,205 @@
+"""Roll-outs to many hosts of which some are bad: each bad one fails alone, with its reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+HEALTHY = {"pi5-01", "i5-01", "new-model"}
+DOWN = {"success": False, "stderr": "ssh: the host went away"}
+
+
+def slow(ttft_ms: float) -> str:
+    line = {"schema": 1, "ready": True, "n": 5, "median_ttft_ms": ttft_ms, "p95_ttft_ms": 9000}
+    return json.dumps({**line, "failures": []})
+
+
+@pytest.fixture(scope="module")
+def mixed(new_fleet: Callable[[], Any]) -> Any:
+    """One run over healthy hosts, and over one host for each way to be bad."""
+    fleet = new_fleet()
+    fleet.add("pi5-01")
+    fleet.add("i5-01", "x86_64")
+    fleet.add(
+        "new-model",
+        responses={
+            "def model_is_whole": json.dumps(
+                {
+                    f"/opt/edgellm/models/{fleet.depot.model_sha256}.gguf": False,
+                    **{
+                        f"/opt/edgellm/runtimes/{i}": True for i in fleet.depot.runtime_ids.values()
+                    },
+                }
+            ),
+            '"action": "offset"': '{"ok": true, "offset": 0}',
+            '"action": "finish"': json.dumps({"ok": True, "offset": 1}),
+        },
+    )
+    fleet.add("bad-settings", data={"thread": 4})
+    fleet.add("bad-realtime", "x86_64", data={"scheduling": "fifo"})
+    fleet.add("bad-arch", board="i5-8250u")
+    fleet.add("bad-cpu", "x86_64", board="x86-no-avx2")
+    fleet.add("bad-probe", responses={"section format": "Segmentation fault"})
+    fleet.add("mute-probe", responses={"section format": DOWN})
+    fleet.add("no-python", responses={"def model_is_whole": DOWN})
+    fleet.add("odd-artifacts", responses={"def model_is_whole": "{}"})
+    fleet.add("odd-paths", responses={"def state_of": "{}"})
+    fleet.add("mute-paths", responses={"def state_of": DOWN})
+    fleet.add("mute-service", responses={"SliceReload": DOWN})
+    fleet.add("no-restart", responses={"systemctl restart edgellm.service": DOWN})
+    fleet.add("slow", responses={"edgellm_server/probe.py": slow(8000)})
+    fleet.add("no-smoke", responses={"edgellm_server/probe.py": "Killed"})
+    fleet.add("full", responses={**_not_whole(fleet), '"action": "offset"': _full()})
+    return fleet.run("qwen")
+
+
+def _not_whole(fleet: Any) -> dict[str, str]:
+    model = f"/opt/edgellm/models/{fleet.depot.model_sha256}.gguf"
+    runtimes = {f"/opt/edgellm/runtimes/{i}": True for i in fleet.depot.runtime_ids.values()}
+    return {"def model_is_whole": json.dumps({model: False, **runtimes})}
+
+
+def _full() -> str:
+    return json.dumps({"ok": False, "kind": "disk_full", "free_bytes": 1, "needed_bytes": 2})
+
+
+def test_healthy_hosts_are_verified_although_others_are_bad(mixed: Any) -> None:
+    assert {name for name, status in mixed.statuses.items() if status == "ok"} == HEALTHY
+
+
+def test_every_other_host_failed_and_none_is_missing(mixed: Any) -> None:
+    assert {status for name, status in mixed.statuses.items() if name not in HEALTHY} == {"failed"}
+    assert len(mixed.statuses) == 18
+
+
+def test_a_run_with_a_bad_host_does_not_exit_0(mixed: Any) -> None:
+    assert mixed.returncode == 1
+
+
+def test_no_bad_host_shows_a_traceback(mixed: Any) -> None:
+    assert "Traceback" not in mixed.output
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("bad-settings", "thread"),
+        ("bad-realtime", "allow_realtime"),
+        ("bad-arch", "architecture"),
+        ("bad-cpu", "avx2"),
+        ("bad-probe", "HostProfileFact"),
+        ("mute-probe", "HostProfileFact"),
+        ("no-python", "ArtifactsWhole"),
+        ("odd-artifacts", ""),
+        ("odd-paths", ""),
+        ("mute-paths", "PathStates"),
+        ("mute-service", "Service"),
+        ("no-restart", "the host went away"),
+        ("slow", "slow: median TTFT 8000 ms is over the budget of 1500 ms"),
+        ("no-smoke", "probe.py"),
+        ("full", "free in /opt/edgellm/models"),
+    ],
+)
+def test_the_report_says_why_a_host_is_bad_and_what_to_do(
+    mixed: Any, name: str, reason: str
+) -> None:
+    found = mixed.host(name)["reason"]
+    assert reason in found
+    assert "fix: " in found
+
+
+@pytest.mark.parametrize(
+    "name", ["bad-settings", "bad-realtime", "bad-arch", "bad-cpu", "bad-probe", "mute-probe"]
+)
+def test_a_host_that_is_bad_from_the_start_is_not_touched(mixed: Any, name: str) -> None:
+    assert mixed.host(name)["changed"] == []
+
+
+def test_a_host_whose_links_fail_midway_shows_what_had_changed_before(mixed: Any) -> None:
+    assert mixed.host("no-restart")["changed"]
+
+
+def test_a_verified_host_has_its_release_figures_plan_and_groups(mixed: Any) -> None:
+    found = mixed.host("pi5-01")
+    assert len(found["release"]) == 16
+    assert found["ttft_ms"]["median"] == 112.4
+    assert found["plan"]["cpus"] == "1-3"
+    assert "arm64" in found["groups"]
+    assert found["reason"] is None
+
+
+def test_hosts_with_the_same_release_content_have_the_same_release(mixed: Any) -> None:
+    assert mixed.host("pi5-01")["release"] == mixed.host("new-model")["release"]
+    assert mixed.host("pi5-01")["release"] != mixed.host("i5-01")["release"]
+
+
+def test_a_slow_host_has_its_figures_in_the_report(mixed: Any) -> None:
+    assert mixed.host("slow")["ttft_ms"]["median"] == 8000
+
+
+def test_the_table_ends_the_output_with_every_host_and_the_reports_path(mixed: Any) -> None:
+    assert "18 hosts: 3 ok, 15 failed" in mixed.output
+    table = mixed.output.partition("18 hosts:")[2]
+    assert all(f"@fake/{name}" in table for name in mixed.statuses)
+    assert "fleet.json" in table
+
+
+def test_a_run_of_healthy_hosts_exits_0(new_fleet: Callable[[], Any]) -> None:
+    fleet = new_fleet()
+    fleet.add("pi5-01")
+    fleet.add("i5-01", "x86_64")
+    ended = fleet.run("qwen")
+    assert ended.returncode == 0, ended.output
+    assert ended.statuses == {"pi5-01": "ok", "i5-01": "ok"}
+
+
+def test_a_fleet_of_bad_hosts_only_is_reported_and_does_not_exit_0(
+    new_fleet: Callable[[], Any],
+) -> None:
+    fleet = new_fleet()
+    fleet.add("bad-settings", data={"thread": 4})
+    fleet.add("bad-probe", responses={"section format": "Segmentation fault"})
+    ended = fleet.run("qwen")
+    assert ended.returncode != 0
+    assert ended.statuses == {"bad-settings": "failed", "bad-probe": "failed"}
+    assert "thread" in ended.host("bad-settings")["reason"]
+    assert "Traceback" not in ended.output
+
+
+def test_a_dry_run_reports_nothing_and_exits_0(new_fleet: Callable[[], Any]) -> None:
+    fleet = new_fleet()
+    fleet.add("pi5-01")
+    ended = fleet.run("qwen", "--dry")
+    assert ended.returncode == 0, ended.output
+    assert not ended.reports.exists()
+
+
+def test_a_later_wave_is_not_touched_where_an_earlier_one_is_unhealthy(
+    new_fleet: Callable[[], Any],
+) -> None:
+    fleet = new_fleet()
+    fleet.add(
+        "canary",
+        data={"wave": 0},
+        responses={"edgellm_server/probe.py": slow(8000)},
+    )
+    fleet.add("pi5-01", data={"wave": 1})
+    fleet.add("pi5-02", data={"wave": 2})
+    ended = fleet.run("qwen")
+    assert ended.returncode == 1
+    assert ended.statuses == {"canary": "failed", "pi5-01": "failed", "pi5-02": "failed"}
+    for name in ("pi5-01", "pi5-02"):
+        assert ended.host(name)["changed"] == []
+        assert "not touched" in ended.host(name)["reason"]
+
+
+def test_a_later_wave_follows_a_healthy_one(new_fleet: Callable[[], Any]) -> None:
+    fleet = new_fleet()
+    fleet.add("canary", data={"wave": 0})
+    fleet.add("pi5-01", data={"wave": 1})
+    ended = fleet.run("qwen")
+    assert ended.returncode == 0, ended.output
+    assert ended.statuses == {"canary": "ok", "pi5-01": "ok"}

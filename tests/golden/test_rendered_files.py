@@ -1,0 +1,281 @@
+"""Every file on a host as reviewed text. After a deliberate change: pytest tests/golden \
+--update-golden.
+
+tests/golden/files/<scenario>/<name>: a board of tests/hardware, with settings where they matter.
+"""
+
+from __future__ import annotations
+
+import configparser
+import hashlib
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgellm import layout, render
+from edgellm.hardware import HostProfile, Tools
+from edgellm.settings import Settings
+from edgellm.steps.memory import FILES as ZRAM_FILES
+from edgellm.tuning import TuningPlan, plan_tuning
+
+GOLDEN = Path(__file__).with_name("files")
+API_KEY = "correct-horse-battery-staple"
+KEY_HASHES = (hashlib.sha256(API_KEY.encode()).hexdigest(), "ab" * 32)
+UNITS = (".service", ".slice")
+
+# Where a rendered file may point on a host: our own places, and what every distribution has
+ALLOWED_PATHS = (
+    "/opt/edgellm/",
+    "/etc/edgellm/",
+    "/run/edgellm-zram",
+    "/bin/sh",
+    "/sbin/modprobe",
+    "/dev/null",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """A board, what of it and its tools is otherwise, and settings beside the defaults."""
+
+    board: str
+    profile: dict[str, Any] = field(default_factory=dict)
+    tools: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    key_hashes: tuple[str, ...] = ()
+
+
+SCENARIOS = {
+    **{
+        board: Scenario(board=board)
+        for board in (
+            "cloud-vm-quota",
+            "i5-8250u",
+            "jetson-orin-nano",
+            "kunpeng-920",
+            "orion-o6",
+            "raspberry-pi-4",
+            "raspberry-pi-5",
+            "rk3588",
+        )
+    },
+    "raspberry-pi-4-with-zram-generator": Scenario(
+        board="raspberry-pi-4", profile={"zram_devices": ()}, tools={"zram_generator": True}
+    ),
+    "raspberry-pi-4-without-chrt": Scenario(
+        board="raspberry-pi-4",
+        tools={"chrt": False, "package_manager": None},
+        settings={"install_packages": False},
+    ),
+    "raspberry-pi-5-open-with-key-and-prompt": Scenario(
+        board="raspberry-pi-5",
+        settings={
+            "bind_address": "::",
+            "port": 8080,
+            "api_key_env": "EDGELLM_API_KEY",
+            "system_prompt": "You are a terse assistant.\n'Quotes', $HOME, `ls` and 100 % stay.\n",
+            "mlock": False,
+        },
+        key_hashes=KEY_HASHES,
+    ),
+    "i5-8250u-realtime": Scenario(
+        board="i5-8250u",
+        settings={
+            "scheduling": "fifo",
+            "scheduling_priority": 10,
+            "allow_realtime": True,
+            "threads": 2,
+            "swappiness": 0,
+        },
+    ),
+    "kunpeng-920-without-numa": Scenario(board="kunpeng-920", settings={"numa": "off"}),
+}
+
+
+def host_files(plan: TuningPlan, settings: Settings, hashes: tuple[str, ...]) -> dict[str, str]:
+    """{name: text} of all that steps/ write on a host of this plan."""
+    files = {file.name: file.content for file in render.release_files(plan, settings, hashes)}
+    files["90-edgellm.limits.conf"] = render.text("90-edgellm.limits.conf.j2", plan=plan)
+    if plan.swappiness is not None:
+        files["90-edgellm.sysctl.conf"] = render.text("90-edgellm.sysctl.conf.j2", plan=plan)
+    if plan.zram.manager in ZRAM_FILES:
+        path, template = ZRAM_FILES[plan.zram.manager]
+        name = "zram-generator.conf" if path == layout.ZRAM_GENERATOR_CONF else Path(path).name
+        files[name] = render.text(template, plan=plan.zram)
+    if hashes:
+        files["api_keys"] = render.api_keys_file(hashes)
+    return files
+
+
+@pytest.fixture(params=SCENARIOS)
+def scenario(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def files(
+    scenario: str,
+    board: Callable[[str], HostProfile],
+    settings_with: Callable[..., Settings],
+) -> dict[str, str]:
+    chosen = SCENARIOS[scenario]
+    profile = board(chosen.board)
+    tools: Tools = replace(profile.tools, **chosen.tools)
+    settings = settings_with(**chosen.settings)
+    plan = plan_tuning(replace(profile, tools=tools, **chosen.profile), settings)
+    return host_files(plan, settings, chosen.key_hashes)
+
+
+def test_files_of_a_host_are_the_reviewed_ones(
+    scenario: str, files: dict[str, str], update_golden: bool
+) -> None:
+    folder = GOLDEN / scenario
+    if update_golden:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    reviewed = {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()}
+    assert files.keys() == reviewed.keys()
+    for name, text in files.items():
+        assert text == reviewed[name], f"{scenario}/{name}"
+
+
+def test_every_reviewed_folder_belongs_to_a_scenario() -> None:
+    assert {path.name for path in GOLDEN.iterdir()} == SCENARIOS.keys()
+
+
+def test_every_template_is_rendered_by_a_scenario() -> None:
+    templates = {path.name.removesuffix(".j2") for path in render.TEMPLATES.glob("*.j2")}
+    on_the_control_machine = {"fleet_report.html"}
+    rendered = {path.name for path in GOLDEN.glob("*/*")}
+    assert templates - on_the_control_machine <= rendered
+
+
+def test_every_file_ends_in_one_newline_and_has_no_trailing_spaces(files: dict[str, str]) -> None:
+    for name, text in files.items():
+        assert text.endswith("\n"), name
+        assert not text.endswith("\n\n"), name
+        assert not [line for line in text.splitlines() if line != line.rstrip()], name
+
+
+def test_no_template_syntax_and_no_python_value_is_left(files: dict[str, str]) -> None:
+    for name, text in files.items():
+        assert not re.search(r"\{\{|\{%|%\}|\bNone\b|\bTrue\b|\bFalse\b|object at 0x", text), name
+
+
+def test_no_secret_is_in_any_file(files: dict[str, str]) -> None:
+    for name, text in files.items():
+        assert API_KEY not in text, name
+        if name != "api_keys":
+            assert not any(key_hash in text for key_hash in KEY_HASHES), name
+
+
+def test_no_path_of_this_machine_is_in_any_file(files: dict[str, str]) -> None:
+    for name, text in files.items():
+        if name == "system_prompt.txt":
+            continue
+        lines = [line for line in text.splitlines() if not line.startswith("#")]
+        for path in re.findall(r"(?<![\w.$}/:*])/[a-z][\w./-]*", "\n".join(lines)):
+            assert path.startswith(ALLOWED_PATHS), f"{name}: {path}"
+
+
+# What the programs that read them say
+
+
+def test_entrypoint_is_sound_shell(files: dict[str, str], tmp_path: Path) -> None:
+    script = tmp_path / "entrypoint.sh"
+    script.write_text(files["entrypoint.sh"])
+    done = subprocess.run(["sh", "-n", str(script)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_entrypoint_execs_one_command_with_the_releases_id_in_its_environment(
+    files: dict[str, str], tmp_path: Path
+) -> None:
+    """Run for real, with programs that print what they were given instead of the server."""
+    release = tmp_path / "releases" / "3abadcf8e3b5c3fa"
+    programs = tmp_path / "bin"
+    release.mkdir(parents=True)
+    programs.mkdir()
+    script = release / "entrypoint.sh"
+    script.write_text(files["entrypoint.sh"])
+    script.chmod(0o755)
+    current = tmp_path / "current"
+    current.symlink_to("releases/3abadcf8e3b5c3fa")
+    for name in ("numactl", "taskset", "chrt", "python3"):
+        program = programs / name
+        program.write_text('#!/bin/sh\necho "$EDGELLM_RELEASE" "$PYTHONPATH" "${0##*/}" "$@"\n')
+        program.chmod(0o755)
+    done = subprocess.run(
+        [str(current / "entrypoint.sh")],
+        env={"PATH": f"{programs}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    release_id, python_path, *command = done.stdout.split()
+    assert release_id == "3abadcf8e3b5c3fa"
+    assert python_path == str(release / "runtime")
+    assert " ".join(command[command.index("python3") :]).startswith(
+        "python3 -s -B -m uvicorn edgellm_server.app:app --host "
+    )
+
+
+def test_server_env_is_one_assignment_a_line(files: dict[str, str]) -> None:
+    lines = [line for line in files["server.env"].splitlines() if not line.startswith("#")]
+    assert lines
+    for line in lines:
+        assert re.fullmatch(r"[A-Z][A-Z0-9_]*=[A-Za-z0-9_./:,;-]+", line), line
+    names = [line.partition("=")[0] for line in lines]
+    assert len(names) == len(set(names))
+
+
+def test_units_are_sections_of_assignments(files: dict[str, str]) -> None:
+    for name, text in files.items():
+        if not name.endswith((*UNITS, "zram-generator.conf")):
+            continue
+        parser = configparser.ConfigParser(interpolation=None, strict=True, delimiters="=")
+        parser.optionxform = str  # type: ignore[assignment,method-assign]  # keys keep their case
+        parser.read_string(text, source=name)
+        assert parser.sections(), name
+        for section in parser.sections():
+            for key, value in parser[section].items():
+                assert key[0].isupper() or name == "zram-generator.conf", f"{name}: {key}"
+                assert value or key == "CapabilityBoundingSet", f"{name}: {key} is empty"
+
+
+def test_sysctl_and_limits_files_are_lines_their_readers_know(files: dict[str, str]) -> None:
+    def lines(name: str) -> list[str]:
+        return [line for line in files.get(name, "").splitlines() if not line.startswith("#")]
+
+    for line in lines("90-edgellm.sysctl.conf"):
+        assert re.fullmatch(r"vm\.swappiness = \d+", line)
+    for line in lines("90-edgellm.limits.conf"):
+        assert re.fullmatch(r"(\*|root) +soft nofile \d+", line)
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
+def test_systemd_finds_no_fault_in_the_units(files: dict[str, str], tmp_path: Path) -> None:
+    units = []
+    for name, text in files.items():
+        if name.endswith(UNITS):
+            unit = tmp_path / name
+            # It looks for the program; ours lies on no control machine
+            unit.write_text(text.replace("/opt/edgellm/current/entrypoint.sh", "/bin/true"))
+            units.append(unit)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", *map(str, units)],
+        capture_output=True,
+        text=True,
+    )
+    # Units of this machine may have faults of their own
+    said = [line for line in done.stderr.splitlines() if "edgellm" in line]
+    assert said == []
+    assert done.returncode == 0, done.stderr
