@@ -1,5 +1,9 @@
 """Back to the release before. `pyinfra inventories/factory.py deploys/rollback.py`"""
 
+from pyinfra import state
+
+from edgellm import recorder
 from edgellm.operations import service
 
+recorder.begin("rollback", state, verifies=False)
 service.rolled_back(name="Previous release runs", required=True)

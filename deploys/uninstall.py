@@ -1,5 +1,8 @@
 """Leave the hosts as they were. `pyinfra inventories/factory.py deploys/uninstall.py`"""
 
-from edgellm import steps
+from pyinfra import state
 
+from edgellm import recorder, steps
+
+recorder.begin("uninstall", state, verifies=False)
 steps.remove_everything()

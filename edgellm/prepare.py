@@ -15,13 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gevent.lock import RLock
-from paramiko import SSHException
 from pyinfra import logger
-from pyinfra.api.exceptions import PyinfraError
 from pyinfra.context import ctx_state
 
 from edgellm import layout, recorder, render
-from edgellm.errors import EdgellmError, HostMismatchError, SettingsError
+from edgellm.errors import EdgellmError, SettingsError
 from edgellm.facts.host_profile import HostProfileFact
 from edgellm.facts.paths import ArtifactsWhole
 from edgellm.facts.reading import read
@@ -29,6 +27,7 @@ from edgellm.fitness import check_host
 from edgellm.hardware import Arch, HostProfile
 from edgellm.health import TtftBudget
 from edgellm.model_source import fetch_model
+from edgellm.operations.containment import as_edgellm_error
 from edgellm.operations.smoke import SmokeTest
 from edgellm.operations.transfer import Transfer
 from edgellm.release import ModelArtifact, Release, Runtime
@@ -39,7 +38,6 @@ from edgellm.tuning import TuningPlan, plan_tuning
 if TYPE_CHECKING:
     from pyinfra.api import Host
 
-SUDO_PASSWORD_VARIABLE = "EDGELLM_SUDO_PASSWORD"  # read by inventories/factory.py
 SHORTEST_API_KEY = 20  # characters; a key that can be guessed is worse than loopback
 
 
@@ -97,19 +95,8 @@ def context_for(host: Host) -> Context | None:
     """None: the host cannot be rolled out to, has been failed, and its reason noted."""
     try:
         return _context_for(host)
-    except EdgellmError as error:
-        _fail(host, error)
-    except (PyinfraError, EOFError, OSError, SSHException) as error:
-        _fail(
-            host,
-            HostMismatchError(
-                what="reading the host",
-                want="a shell over ssh, and sudo where the login is not root",
-                have=_words(error),
-                fix=f"check that `ssh {host.name}` gives a shell; where sudo asks for a password, "
-                f"export the right one as {SUDO_PASSWORD_VARIABLE}",
-            ),
-        )
+    except Exception as error:
+        _fail(host, as_edgellm_error(error))
     return None
 
 
@@ -120,12 +107,12 @@ def _context_for(host: Host) -> Context:
     recorder.note_model(model.name, model.sha256)
 
     profile = read(HostProfileFact)
-    if profile.arch is None:
-        runtime = None
+    runtime = None if profile.arch is None else _runtime(profile.arch)
+    # Asked by a Python script: a host without Python is refused for that, not for its silence
+    if runtime is None or profile.tools.python_version is None:
         disk_needed_bytes = 0
     else:
-        runtime = _runtime(profile.arch)
-        disk_needed_bytes = _disk_needed_bytes(host, model, runtime)
+        disk_needed_bytes = _disk_needed_bytes(model, runtime)
     faults = check_host(
         profile, settings, group_arch=_group_arch(host), disk_needed_bytes=disk_needed_bytes
     )
@@ -156,13 +143,6 @@ def _context_for(host: Host) -> Context:
     )
 
 
-def _words(error: BaseException) -> str:
-    """pyinfra's question for a sudo password ends in EOFError where nobody is there to type it."""
-    if isinstance(error, EOFError):
-        return "the connection or sudo's question for a password ended without an answer"
-    return str(error) or type(error).__name__
-
-
 def _fail(host: Host, error: EdgellmError) -> None:
     error = error if error.host else error.for_host(host.name)
     recorder.note_failure(host, error)
@@ -174,11 +154,11 @@ def _group_arch(host: Host) -> Arch | None:
     return next((arch for arch in Arch if arch.value in host.groups), None)
 
 
-def _disk_needed_bytes(host: Host, model: ModelArtifact, runtime: Runtime) -> int:
+def _disk_needed_bytes(model: ModelArtifact, runtime: Runtime) -> int:
     """What this roll-out will still write under /opt/edgellm."""
     model_path = layout.model_path(model.sha256)
     runtime_path = layout.runtime_directory(runtime.id)
-    whole = host.get_fact(
+    whole = read(
         ArtifactsWhole, models={model_path: model.sha256}, runtimes={runtime_path: runtime.id}
     )
     needed_bytes = 0

@@ -58,6 +58,7 @@ class Run:
 
     started_at: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
     deploy: str | None = None  # None until a deploy file of ours has begun
+    verifies: bool = True  # a host is ok when it was verified; else, when all was done on it
     model_name: str | None = None
     model_sha256: str | None = None
     hosts: dict[str, HostNotes] = field(default_factory=dict)
@@ -94,9 +95,9 @@ def attach_before_connecting() -> None:
     state.init = init_and_attach
 
 
-def begin(deploy: str, state: State) -> None:
+def begin(deploy: str, state: State, *, verifies: bool = True) -> None:
     """For deploy files; they run once a host, so only the first call has an effect."""
-    _run.deploy = deploy
+    _run.deploy, _run.verifies = deploy, verifies
     _attach(state)
 
 
@@ -193,14 +194,14 @@ def report_of(run: Run, state: State, *, ended_at: datetime) -> FleetReport:
         model_name=run.model_name,
         model_sha256=run.model_sha256,
         hosts=tuple(
-            _host_record(run.notes(host), state, host)
-            for host in sorted(hosts, key=lambda host: host.name)
+            _host_record(run, state, host) for host in sorted(hosts, key=lambda host: host.name)
         ),
     )
 
 
-def _host_record(notes: HostNotes, state: State, host: Host) -> HostRecord:
-    status, reason = _status(notes, state, host)
+def _host_record(run: Run, state: State, host: Host) -> HostRecord:
+    notes = run.notes(host)
+    status, reason = _status(run, state, host)
     return HostRecord(
         name=host.name,
         address=str(host.data.get("ssh_hostname") or host.name),
@@ -214,7 +215,8 @@ def _host_record(notes: HostNotes, state: State, host: Host) -> HostRecord:
     )
 
 
-def _status(notes: HostNotes, state: State, host: Host) -> tuple[HostStatus, str | None]:
+def _status(run: Run, state: State, host: Host) -> tuple[HostStatus, str | None]:
+    notes = run.notes(host)
     if host not in state.activated_hosts:
         address = host.data.get("ssh_hostname") or host.name
         port = host.data.get("ssh_port") or 22
@@ -226,11 +228,17 @@ def _status(notes: HostNotes, state: State, host: Host) -> tuple[HostStatus, str
         return HostStatus.FAILED, str(notes.failure).removeprefix(f"{host.name}: ")
     if host in state.failed_hosts:
         return HostStatus.FAILED, _failed_operation(state, host)
-    if notes.verified:
+    if notes.verified if run.verifies else _all_done(state, host):
         return HostStatus.OK, None
+    done = "verified" if run.verifies else "done"
     return HostStatus.FAILED, (
-        "the run ended before this host was verified; fix: run again, it goes on where it stopped"
+        f"the run ended before this host was {done}; fix: run again, it goes on where it stopped"
     )
+
+
+def _all_done(state: State, host: Host) -> bool:
+    operations = _operations(state, host)
+    return state.is_executing and all(meta.is_complete() for _, meta in operations)
 
 
 def _failed_operation(state: State, host: Host) -> str:

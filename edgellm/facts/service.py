@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from pyinfra.api import FactBase
 
+from edgellm.layout import CURRENT, INSTALL_DIR, PREVIOUS, RELEASES
+
 UNIT = "edgellm.service"
 SLICE = "edgellm.slice"
 
@@ -18,8 +20,11 @@ class ServiceState:
     enabled: bool
     needs_daemon_reload: bool
     running_release: str | None
-    current_release: str | None  # where /opt/edgellm/current points
+    current_release: str | None  # where /opt/edgellm/current points; None: to no release of ours
     previous_release: str | None
+    runs_replaced_files: bool = (
+        False  # it maps a model or a library that is no longer the one there
+    )
 
 
 class Service(FactBase[ServiceState]):
@@ -32,8 +37,10 @@ class Service(FactBase[ServiceState]):
             f"pid=$(systemctl show {UNIT} --property=MainPID --value);"
             'echo Release=$(tr "\\000" "\\n" 2>/dev/null </proc/${pid:-0}/environ'
             " | sed -n s/^EDGELLM_RELEASE=//p);"
-            "echo Current=$(readlink /opt/edgellm/current);"
-            "echo Previous=$(readlink /opt/edgellm/previous)"
+            f"echo Replaced=$(grep -c ' {INSTALL_DIR}/.*(deleted)$' 2>/dev/null"
+            " /proc/${pid:-0}/maps);"
+            f"echo Current=$(readlink -e {CURRENT});"
+            f"echo Previous=$(readlink -e {PREVIOUS})"
         )
 
     def process(self, output: list[str]) -> ServiceState:
@@ -46,9 +53,11 @@ class Service(FactBase[ServiceState]):
             running_release=values.get("Release") or None,
             current_release=_release(values.get("Current")),
             previous_release=_release(values.get("Previous")),
+            runs_replaced_files=values.get("Replaced", "") not in ("", "0"),
         )
 
 
 def _release(target: str | None) -> str | None:
-    """'releases/3f2a…' -> '3f2a…'."""
-    return target.rsplit("/", 1)[-1] if target else None
+    """'/opt/edgellm/releases/3f2a…' -> '3f2a…'; None where a link leads nowhere or elsewhere."""
+    directory, _, name = (target or "").rpartition("/")
+    return name if directory == RELEASES else None

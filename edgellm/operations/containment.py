@@ -7,6 +7,7 @@ therefore made by `host_operation`.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Generator
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -28,19 +29,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
-# What a host can cause: its own faults, its link's, and facts that came back empty (None), without
-# what was asked for, or with another kind of value.
-HOST_FAULTS = (
-    EdgellmError,
-    PyinfraError,
-    EOFError,
-    OSError,
-    SSHException,
-    TypeError,
-    AttributeError,
-    LookupError,
-    ValueError,
-)
+LINK_FAULTS = (EOFError, OSError, SSHException)
+SUDO_PASSWORD_VARIABLE = "EDGELLM_SUDO_PASSWORD"  # read by inventories/factory.py
 
 
 def host_operation() -> Callable[[Callable[P, Generator[Any]]], PyinfraOperation[P]]:
@@ -51,7 +41,7 @@ def host_operation() -> Callable[[Callable[P, Generator[Any]]], PyinfraOperation
         def contained(*args: P.args, **kwargs: P.kwargs) -> Generator[Any]:
             try:
                 yield from function(*args, **kwargs)
-            except HOST_FAULTS as error:
+            except Exception as error:
                 yield FunctionCommand(fail, (as_edgellm_error(error),), {})
 
         return operation()(contained)
@@ -72,22 +62,51 @@ def contained_call(
     """For a FunctionCommand: runs function(state, host, *args); what it raises fails this host."""
     try:
         function(state, host, *args)
-    except HOST_FAULTS as error:
+    except Exception as error:
         return fail(state, host, as_edgellm_error(error))
     return True
 
 
-def as_edgellm_error(error: BaseException) -> EdgellmError:
-    """Any host fault as the one kind that names what to do."""
+def as_edgellm_error(error: Exception) -> EdgellmError:
+    """Any exception as the one kind that names what to do. Tracebacks go to --debug only."""
     if isinstance(error, EdgellmError):
         return error
-    link = isinstance(error, (EOFError, OSError, SSHException))
+    logger.debug("contained: %s", "".join(traceback.format_exception(error)))
+    have = str(error) or type(error).__name__
+    if isinstance(error, EOFError):
+        # Also how pyinfra's question for a sudo password ends where nobody is there to type it
+        return EdgellmError(
+            host=current_host.name,
+            what="the connection",
+            want="a working ssh session, and sudo where the login is not root",
+            have=str(error)
+            or "it ended, or sudo asked for a password that was not given or not right",
+            fix=f"check `ssh {current_host.name} sudo true`; where sudo asks for a password, "
+            f"export the right one as {SUDO_PASSWORD_VARIABLE}",
+        )
+    if isinstance(error, LINK_FAULTS):
+        return EdgellmError(
+            host=current_host.name,
+            what="the connection",
+            want="a working ssh session",
+            have=have,
+            fix="check the host's network and power, then run again with "
+            f"--limit {current_host.name}",
+        )
+    if isinstance(error, PyinfraError):
+        return EdgellmError(
+            host=current_host.name,
+            what="pyinfra",
+            want="the operation carried out",
+            have=have,
+            fix=f"see the lines above, then run again with --limit {current_host.name}",
+        )
     return EdgellmError(
         host=current_host.name,
-        what="the connection" if link else "the host's answer",
-        want="a working ssh session" if link else "what the operation asked for",
-        have=str(error) or type(error).__name__,
-        fix=f"check the host's network and power, then run again with --limit {current_host.name}",
+        what="edgellm itself",
+        want="no fault of its own",
+        have=f"{type(error).__name__}: {have}",
+        fix="report it, with the output of the same run with --debug; other hosts go on",
     )
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from pyinfra import host
+from pyinfra import state as pyinfra_state
 from pyinfra.api import QuoteString, StringCommand
 from pyinfra.operations import server
 
@@ -33,11 +34,14 @@ def account_present() -> Generator[Any]:
 
 
 @host_operation()
-def running(release_id: str) -> Generator[StringCommand]:
+def running(
+    release_id: str, repaired: Callable[[], bool] | None = None
+) -> Generator[StringCommand]:
     """`current` points to the release, and the enabled, active service runs it.
 
     Whether it runs it is read from the process itself, so that a run that was cut between the
-    flip and the restart is mended by the next one.
+    flip and the restart is mended by the next one. `repaired`: whether this run has written files
+    that the process reads at its start; it may run with what somebody had made of them.
     """
     state = read(Service)
     stale = False
@@ -52,7 +56,10 @@ def running(release_id: str) -> Generator[StringCommand]:
     if not state.enabled:
         stale = True
         yield StringCommand("systemctl", "enable", UNIT)
-    if not state.active or state.running_release != release_id:
+    runs_other_files = state.runs_replaced_files or (
+        pyinfra_state.is_executing and repaired is not None and repaired()
+    )
+    if not state.active or state.running_release != release_id or runs_other_files:
         stale = True
         # A unit that had given up (StartLimitBurst) would refuse the restart
         yield StringCommand("systemctl", "reset-failed", UNIT, "2>/dev/null", "||", "true")

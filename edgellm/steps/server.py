@@ -20,12 +20,12 @@ def start_server(ctx: Context) -> None:
         files=_key_files(ctx),
         directories=() if ctx.probe_key is None else (HostDirectory(path=layout.CONFIG_DIR),),
     )
-    paths.present(
+    release_files = paths.present(
         name="Release files present",
         files=_release_files(ctx.release),
         links=_release_links(ctx.release),
     )
-    paths.present(
+    units = paths.present(
         name="systemd units present",
         files=tuple(
             HostFile(path=f"{layout.UNIT_DIR}/{file.name}", content=file.content)
@@ -33,7 +33,11 @@ def start_server(ctx: Context) -> None:
             if file.name in UNITS
         ),
     )
-    service.running(name="Service runs the release", release_id=ctx.release.id)
+    service.running(
+        name="Service runs the release",
+        release_id=ctx.release.id,
+        repaired=lambda: release_files.did_change() or units.did_change(),
+    )
 
 
 def _key_files(ctx: Context) -> tuple[HostFile, ...]:

@@ -1,4 +1,4 @@
-"""What was changed on a host by hand is put right by the next run, and by nothing more than that."""
+"""What somebody changed on a host by hand is put right by the next run, and nothing more is."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ ROUNDS = (
         ),
         Drift(
             "limits edited",
-            "echo '* hard nofile 10' >> /etc/security/limits.d/90-edgellm.conf",
+            "echo '# mine' >> /etc/security/limits.d/90-edgellm.conf",
             (KERNEL_FILES,),
         ),
         Drift(
@@ -128,7 +128,7 @@ def state(ssh: Ssh, host: str) -> dict[str, str]:
     """The host's files, and of the running service what files decide about it."""
     running = ssh.values(
         host,
-        """systemctl show edgellm --property=MainPID,ActiveState,UnitFileState,NeedDaemonReload
+        """systemctl show edgellm --property=ActiveState,UnitFileState,NeedDaemonReload
         pid=$(systemctl show edgellm --property=MainPID --value)
         echo policy=$(sed 's/.*) //' /proc/$pid/stat | cut -d' ' -f39)
         echo files=$(grep 'open files' /proc/$pid/limits)
@@ -136,7 +136,6 @@ def state(ssh: Ssh, host: str) -> dict[str, str]:
         echo deleted=$(grep -c '/opt/edgellm/.*(deleted)' /proc/$pid/maps)
         """,
     )
-    del running["MainPID"]
     return snapshot(ssh, host) | {f"running {name}": value for name, value in running.items()}
 
 

@@ -14,7 +14,6 @@ from demo.fleet import Fleet
 from .conftest import FirstRollOut
 from .support import (
     ACCOUNT,
-    API_KEYS,
     ARCH,
     FAST,
     KERNEL_FILES,
@@ -62,7 +61,7 @@ def test_first_roll_out_reports_what_it_did_and_measured(first: FirstRollOut, ho
     assert record["reason"] is None
     assert re.fullmatch(r"[0-9a-f]{8,}", record["release"])
     assert first.run.changed()[host] == [
-        *(KERNEL_FILES, RUNTIME, MODEL, ACCOUNT, API_KEYS, RELEASE_FILES, UNITS, SERVICE)
+        *(KERNEL_FILES, RUNTIME, MODEL, ACCOUNT, RELEASE_FILES, UNITS, SERVICE)
     ]
     ttft_ms = record["ttft_ms"]
     assert ttft_ms["n"] == 5

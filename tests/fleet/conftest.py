@@ -165,13 +165,14 @@ class Fleet:
             *layout.EVERYTHING,
             layout.API_KEYS,
             layout.PROBE_KEY,
+            f"{layout.BEFORE}/vm.swappiness",
             *(f"{directory}/{file.name}" for file in release.files),
             f"{directory}/model.gguf",
             f"{directory}/runtime",
         ]
         whole = {
             layout.model_path(self.depot.model_sha256): True,
-            layout.runtime_directory(runtime_id): True,
+            **{layout.runtime_directory(i): True for i in self.depot.runtime_ids.values()},
         }
         installed = {
             "releases": {},

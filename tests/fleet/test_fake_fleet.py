@@ -63,7 +63,9 @@ def _not_whole(fleet: Any) -> dict[str, str]:
 
 
 def _full() -> str:
-    return json.dumps({"ok": False, "kind": "disk_full", "free_bytes": 1, "needed_bytes": 2})
+    return json.dumps(
+        {"ok": False, "kind": "disk_full", "free_bytes": 1_000_000, "needed_bytes": 2_000_000}
+    )
 
 
 def test_healthy_hosts_are_verified_although_others_are_bad(mixed: Any) -> None:
@@ -100,7 +102,7 @@ def test_no_bad_host_shows_a_traceback(mixed: Any) -> None:
         ("no-restart", "the host went away"),
         ("slow", "slow: median TTFT 8000 ms is over the budget of 1500 ms"),
         ("no-smoke", "probe.py"),
-        ("full", "free in /opt/edgellm/models"),
+        ("full", "want 2 MB free in /opt/edgellm/models, have 1 MB"),
     ],
 )
 def test_the_report_says_why_a_host_is_bad_and_what_to_do(
@@ -203,3 +205,39 @@ def test_a_later_wave_follows_a_healthy_one(new_fleet: Callable[[], Any]) -> Non
     ended = fleet.run("qwen")
     assert ended.returncode == 0, ended.output
     assert ended.statuses == {"canary": "ok", "pi5-01": "ok"}
+
+
+INSTALLED = [
+    "ActiveState=active",
+    "UnitFileState=enabled",
+    "NeedDaemonReload=no",
+    "Release=new",
+    "Current=/opt/edgellm/releases/new",
+    "Previous=/opt/edgellm/releases/old",
+]
+
+
+def test_a_roll_back_fails_only_the_host_that_has_nothing_to_go_back_to(
+    new_fleet: Callable[[], Any],
+) -> None:
+    fleet = new_fleet()
+    fleet.add("pi5-01", responses={"SliceReload": INSTALLED})
+    fleet.add("fresh")
+    ended = fleet.run("rollback")
+    assert ended.returncode == 1
+    assert ended.statuses == {"pi5-01": "ok", "fresh": "failed"}
+    assert ended.host("pi5-01")["release"] == "old"
+    assert "previous release" in ended.host("fresh")["reason"]
+
+
+def test_an_uninstallation_that_went_well_is_reported_so_and_exits_0(
+    new_fleet: Callable[[], Any],
+) -> None:
+    fleet = new_fleet()
+    fleet.add("pi5-01", responses={"SliceReload": INSTALLED})
+    fleet.add("fresh")
+    ended = fleet.run("uninstall")
+    assert ended.returncode == 0, ended.output
+    assert ended.statuses == {"pi5-01": "ok", "fresh": "ok"}
+    assert ended.host("fresh")["changed"] == []
+    assert ended.host("pi5-01")["changed"]

@@ -6,15 +6,18 @@ import hashlib
 import json
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from paramiko import SSHException
 from pyinfra.api import FunctionCommand, StringCommand
+from pyinfra.context import ctx_host
 
 from edgellm import recorder
 from edgellm.errors import EdgellmError
+from edgellm.facts.service import ServiceState
 from edgellm.health import TtftBudget
 from edgellm.operations import kernel, model, paths, runtime, service, smoke, zram
 from edgellm.operations.containment import contained_call, fail
@@ -215,8 +218,6 @@ def test_only_files_that_differ_are_written_and_contents_are_in_no_argument(
 def test_a_file_of_another_mode_owner_group_or_content_is_written(
     scripted_host: Any, commands_of: Commands, changed: dict[str, str]
 ) -> None:
-    from dataclasses import replace
-
     file = HostFile(path="/etc/x", content="A\n", mode="0640", group="edgellm")
     host = scripted_host(
         {"paths.PathStates": {"paths=('/etc/x',)": {"/etc/x": replace(file.state, **changed)}}}
@@ -296,8 +297,6 @@ def test_the_probe_is_asked_with_every_deadline_of_the_settings_and_no_key(
 
 
 def test_a_key_is_read_from_its_file_on_the_host() -> None:
-    from dataclasses import replace
-
     command = replace(SMOKE, needs_key=True).command.get_raw_value()
     assert command.endswith(" --api-key-file /etc/edgellm/probe.key")
 
@@ -316,7 +315,7 @@ def test_a_key_is_read_from_its_file_on_the_host() -> None:
         ),
         pytest.param([], "the probe printed nothing", id="nothing"),
         pytest.param(["Segmentation fault"], "'Segmentation fault'", id="no JSON"),
-        pytest.param(EOFError(), "EOFError", id="link lost"),
+        pytest.param(EOFError(), "it ended", id="link lost"),
         pytest.param(SSHException("Timeout opening channel"), "Timeout opening", id="ssh"),
         pytest.param(TimeoutError("timed out"), "timed out", id="timeout"),
     ],
@@ -360,23 +359,48 @@ def test_giving_up_without_a_reason_has_one_of_its_own(
     assert "the smoke test failed" in error.have
 
 
+# The service
+
+RUNNING = ServiceState(
+    active=True,
+    enabled=True,
+    needs_daemon_reload=False,
+    running_release="a",
+    current_release="a",
+    previous_release=None,
+)
+
+
+def test_a_service_whose_files_this_run_has_mended_is_restarted(
+    scripted_host: Any, commands_of: Commands
+) -> None:
+    host = scripted_host({"service.Service": RUNNING})
+    found = commands_of(
+        service.running, host, executing=True, release_id="a", repaired=lambda: True
+    )
+    assert [command.get_raw_value() for command in found][-1] == (
+        "systemctl restart edgellm.service"
+    )
+
+
+def test_a_service_whose_files_were_as_planned_is_left_running(
+    scripted_host: Any, commands_of: Commands, notes: recorder.Run
+) -> None:
+    host = scripted_host({"service.Service": RUNNING})
+    found = commands_of(
+        service.running, host, executing=True, release_id="a", repaired=lambda: False
+    )
+    assert found == []
+    assert notes.hosts["pi5-01"].release == "a"
+
+
 # Containment
 
 
 def test_a_required_roll_back_without_a_previous_release_fails_the_host(
     scripted_host: Any, commands_of: Commands
 ) -> None:
-    from edgellm.facts.service import ServiceState
-
-    state = ServiceState(
-        active=True,
-        enabled=True,
-        needs_daemon_reload=False,
-        running_release="a",
-        current_release="a",
-        previous_release=None,
-    )
-    host = scripted_host({"service.Service": state})
+    host = scripted_host({"service.Service": RUNNING})
     error = failure_of(commands_of(service.rolled_back, host, required=True))
     assert (error.host, error.what) == ("pi5-01", "roll-back")
 
@@ -443,8 +467,6 @@ def test_what_a_call_raises_fails_its_host_alone(scripted_host: Any, notes: reco
 
     def cut(state: Any, host: Any, word: str) -> None:
         raise EOFError(word)
-
-    from pyinfra.context import ctx_host
 
     with ctx_host.use(host):
         assert contained_call(host.state, host, cut, ("gone",)) is False

@@ -20,6 +20,7 @@ from pyinfra.api.exceptions import ConnectError
 from edgellm.errors import EdgellmError
 from edgellm.operations import transfer as module
 from edgellm.operations.transfer import CHUNK_BYTES, Transfer, send
+from edgellm.remote import script
 
 CONTENT = bytes(range(256)) * 4096  # four chunks
 SIZE_BYTES = len(CONTENT)
@@ -362,8 +363,6 @@ def test_a_lock_that_another_run_holds_fails_the_host_in_time(
 
 
 def test_the_lock_is_waited_for_longer_than_a_dead_receiver_can_hold_it() -> None:
-    from edgellm.remote import script
-
     (line,) = [line for line in script("receive_file").splitlines() if line.startswith("STALL_S")]
     assert float(line.partition("=")[2]) < module.LOCK_WAIT_S
 
