@@ -23,7 +23,7 @@ from edgellm.errors import EdgellmError, SettingsError
 from edgellm.facts.host_profile import HostProfileFact
 from edgellm.facts.paths import ArtifactsWhole
 from edgellm.facts.reading import read
-from edgellm.fitness import check_host
+from edgellm.fitness import check_arch, check_host
 from edgellm.hardware import Arch, HostProfile
 from edgellm.health import TtftBudget
 from edgellm.model_source import fetch_model
@@ -107,6 +107,9 @@ def _context_for(host: Host) -> Context:
     recorder.note_model(model.name, model.sha256)
 
     profile = read(HostProfileFact)
+    mismatch = check_arch(profile, _group_arch(host))
+    if mismatch is not None:  # before a runtime is built for an architecture that nobody asked for
+        raise mismatch
     runtime = None if profile.arch is None else _runtime(profile.arch)
     # Asked by a Python script: a host without Python is refused for that, not for its silence
     if runtime is None or profile.tools.python_version is None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from edgellm.cpuset import CpuSet
+from edgellm.hardware import plain
 from edgellm.health import SmokeResult
 from edgellm.tuning import LEFT_ALONE, Reason, TuningPlan
 
@@ -163,7 +161,7 @@ def _names(names: list[str], of_hosts: int) -> str:
 
 def _host_json(host: HostRecord) -> dict[str, Any]:
     smoke = host.smoke
-    plan = None if host.plan is None else _plain(host.plan)
+    plan = None if host.plan is None else plain(host.plan)
     return {
         "name": host.name,
         "address": host.address,
@@ -188,16 +186,3 @@ def _host_json(host: HostRecord) -> dict[str, Any]:
         "plan": None if plan is None else {k: v for k, v in plan.items() if k != "reasons"},
         "reasons": [] if plan is None else plan["reasons"],
     }
-
-
-def _plain(value: Any) -> Any:
-    """Dataclasses, tuples and CpuSets as JSON's own types; a CpuSet is its cpulist."""
-    if isinstance(value, CpuSet):
-        return str(value)
-    if isinstance(value, Enum):
-        return value.value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
-        return [_plain(item) for item in value]
-    return value

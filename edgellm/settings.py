@@ -217,6 +217,6 @@ def _unknown(data: Mapping[str, Any]) -> list[str]:
         if name in known or name in INVENTORY_KEYS or name.startswith(FOREIGN_PREFIXES):
             continue
         near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+        hint = f"did you mean {near[0]}?" if near else "the list is edgellm/settings.py"
         faults.append(f"{name} is not a setting ({hint})")
     return faults

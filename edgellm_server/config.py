@@ -127,15 +127,15 @@ class _Reader:
         return raw == "1"
 
     def worker_cpus(self, name: str) -> tuple[tuple[int, ...], ...]:
-        """'0-2,4;5-7' -> ((0, 1, 2, 4), (5, 6, 7)): the kernel's cpulists, one a worker."""
+        """'0-2,4/5-7' -> ((0, 1, 2, 4), (5, 6, 7)): the kernel's cpulists, one a worker."""
         raw = self._environ.get(name, "").strip()
         workers: list[tuple[int, ...]] = []
-        for cpulist in raw.split(";") if raw else ():
+        for cpulist in raw.split("/") if raw else ():
             cpus: list[int] = []
             for part in cpulist.split(","):
                 found = re.fullmatch(r"([0-9]{1,4})(?:-([0-9]{1,4}))?", part)
                 if found is None:
-                    self._fault(name, "cpulists such as 0-3;4-7, one a worker", repr(raw))
+                    self._fault(name, "cpulists such as 0-3/4-7, one a worker", repr(raw))
                     return ()
                 cpus.extend(range(int(found[1]), int(found[2] or found[1]) + 1))
             workers.append(tuple(cpus))

@@ -6,10 +6,11 @@ import time
 from functools import cache
 from pathlib import Path
 
-from pyinfra.api import FactBase, FactProcessError
+from pyinfra.api import FactBase
 from typing_extensions import override
 
 from edgellm.errors import ParseError
+from edgellm.facts.reading import unreadable
 from edgellm.hardware import HostProfile
 from edgellm.parse import parse_profile
 
@@ -29,7 +30,7 @@ class HostProfileFact(FactBase[HostProfile]):
             return parse_profile("\n".join(output), control_time_s=time.time())
         except ParseError as error:
             # The one exception that fails this host alone: any other ends the run for all.
-            raise FactProcessError(str(error)) from error
+            raise unreadable(str(error)) from error
 
 
 @cache

@@ -30,6 +30,7 @@ class InstallDir:
     runtimes: tuple[str, ...]
     current: str | None
     previous: str | None
+    leftovers: tuple[str, ...] = ()  # paths that cut transfers and unpackings have left
 
     def prunable(self, keep: int) -> tuple[str, ...]:
         """Paths to remove so that `keep` releases stay: current, previous, then the newest."""
@@ -44,6 +45,7 @@ class InstallDir:
             *(layout.release_directory(release.id) for release in gone),
             *(f"{layout.MODELS}/{name}" for name in self.models if name not in needed | manifests),
             *(f"{layout.RUNTIMES}/{name}" for name in self.runtimes if name not in needed),
+            *self.leftovers,
         )
 
 
@@ -76,4 +78,5 @@ def _install_dir(found: dict[str, Any]) -> InstallDir:
         runtimes=tuple(found["runtimes"]),
         current=found["current"],
         previous=found["previous"],
+        leftovers=tuple(found["leftovers"]),
     )

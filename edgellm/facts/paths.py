@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pyinfra.api import FactBase, StringCommand
-from pyinfra.api.exceptions import FactProcessError
 
+from edgellm.facts.reading import unreadable
 from edgellm.remote import script_command
 
 T = TypeVar("T")
@@ -62,4 +62,4 @@ def one_json_object(output: list[str], shape: Callable[[dict[str, Any]], T]) -> 
             return shape(found)
     except (LookupError, ValueError, TypeError, AttributeError, RecursionError):
         pass
-    raise FactProcessError(f"want the script's JSON object, have {''.join(output[-1:])[:120]!r}")
+    raise unreadable(f"not the script's JSON object: {''.join(output[-1:])[:120]!r}")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pyinfra.api import FactBase, FactProcessError
+from pyinfra.api import FactBase
 
+from edgellm.facts.reading import unreadable
 from edgellm.tuning import ZramPlan
 
 
@@ -44,4 +45,4 @@ class OwnZram(FactBase[OwnZramState]):
                 priority=int(priority) if on else None,
             )
         except (KeyError, ValueError):
-            raise FactProcessError(f"zram: want numbers, have {output!r}") from None
+            raise unreadable(f"not the numbers of a zram device: {output!r}") from None

@@ -75,6 +75,8 @@ def stopped() -> Generator[StringCommand]:
     state = read(Service)
     if state.active or state.enabled:
         yield StringCommand("systemctl", "disable", "--now", UNIT)
+        # systemd keeps an empty slice, with its cgroup, until it is told to stop it
+        yield StringCommand("systemctl", "stop", SLICE)
     else:
         host.noop(f"{UNIT} is neither active nor enabled")
 
@@ -123,7 +125,8 @@ def rolled_back(required: bool) -> Generator[StringCommand]:
 def releases_pruned(keep: int) -> Generator[StringCommand]:
     """At most `keep` releases, the current and the previous one always, and nothing they need not.
 
-    Models and runtimes that no kept release links to go with the releases.
+    Models and runtimes that no kept release links to go with the releases, and what cut transfers
+    have left: this run's are complete by now.
     """
     installed = read(Installed)
     gone = installed.prunable(keep)

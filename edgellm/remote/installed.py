@@ -1,6 +1,6 @@
 # argv[1]: JSON {releases, models, runtimes, current, previous}: the paths to look at. Prints what
 # lies there: {"releases": {id: {"mtime_ns", "links"}}, "models": [...], "runtimes": [...],
-# "current": id, "previous": id}.
+# "current": id, "previous": id, "leftovers": [paths of cut transfers and unpackings]}.
 import json
 import os
 import sys
@@ -9,9 +9,9 @@ from typing import Any
 paths = json.loads(sys.argv[1])
 
 
-def entries(directory: str) -> list[str]:
+def entries(directory: str, hidden: bool = False) -> list[str]:
     try:
-        return sorted(name for name in os.listdir(directory) if name[:1] != ".")
+        return sorted(name for name in os.listdir(directory) if (name[:1] == ".") is hidden)
     except OSError:
         return []
 
@@ -38,6 +38,11 @@ print(
             "releases": {name: describe(name) for name in entries(paths["releases"])},
             "models": entries(paths["models"]),
             "runtimes": entries(paths["runtimes"]),
+            "leftovers": [
+                os.path.join(paths[kind], name)
+                for kind in ("models", "runtimes")
+                for name in entries(paths[kind], hidden=True)
+            ],
             "current": release_of(paths["current"]),
             "previous": release_of(paths["previous"]),
         }

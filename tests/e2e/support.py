@@ -50,6 +50,7 @@ RELEASE_FILES = "Release files present"
 UNITS = "systemd units present"
 SERVICE = "Service runs the release"
 ROLLED_BACK = "Previous release back"
+PRUNED = "Old releases pruned"
 
 # For runs whose smoke test is not what the test is about
 FAST = ("--data", "smoke_requests=1", "--data", "smoke_max_tokens=4")

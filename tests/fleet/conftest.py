@@ -180,6 +180,7 @@ class Fleet:
             "runtimes": [],
             "current": None,
             "previous": None,
+            "leftovers": [],
         }
         return {
             "section format": probe,

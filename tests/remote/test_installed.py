@@ -31,6 +31,7 @@ def test_a_host_without_anything_of_ours_is_empty_and_no_error(look: Callable[[]
         "runtimes": [],
         "current": None,
         "previous": None,
+        "leftovers": [],
     }
 
 
@@ -87,3 +88,18 @@ def test_the_fact_reads_the_scripts_own_line(look: Callable[[], Any], tmp_path: 
         current=None,
         previous="3f2a",
     )
+
+
+def test_what_cut_transfers_and_unpackings_left_is_told_by_its_path(
+    look: Callable[[], Any], tmp_path: Path
+) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / ".abc.gguf.part").write_bytes(b"half")
+    (tmp_path / "runtimes" / ".3f2a.unpacking").mkdir(parents=True)
+    answer = look().answer
+    assert answer["models"] == []
+    assert answer["runtimes"] == []
+    assert answer["leftovers"] == [
+        str(tmp_path / "models" / ".abc.gguf.part"),
+        str(tmp_path / "runtimes" / ".3f2a.unpacking"),
+    ]

@@ -255,3 +255,21 @@ def _has_open(pid: int, path: Path) -> bool:
         except OSError:
             continue
     return False
+
+
+def test_a_file_that_is_whole_already_is_not_asked_for_again(receive: Receiver) -> None:
+    receive("offset")
+    receive("append", CONTENT)
+    assert receive("finish")["ok"] is True
+    inode = receive.path.stat().st_ino
+    assert receive("offset") == {"ok": True, "offset": receive.size_bytes}
+    assert receive("finish") == {"ok": True, "offset": receive.size_bytes}
+    assert receive.path.stat().st_ino == inode
+    assert not receive.part.exists()
+
+
+def test_a_file_that_was_touched_since_is_asked_for_again(receive: Receiver) -> None:
+    receive("append", CONTENT)
+    receive("finish")
+    os.utime(receive.path, ns=(1, 1))
+    assert receive("offset") == {"ok": True, "offset": 0}

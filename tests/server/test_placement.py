@@ -82,11 +82,11 @@ ENVIRONMENT = {
 
 
 def test_worker_cpus_are_read_as_cpulists() -> None:
-    config = ServerConfig.from_environ(ENVIRONMENT | {"EDGELLM_WORKER_CPUS": "0-2,4;5-7"})
+    config = ServerConfig.from_environ(ENVIRONMENT | {"EDGELLM_WORKER_CPUS": "0-2,4/5-7"})
     assert config.worker_cpus == ((0, 1, 2, 4), (5, 6, 7))
 
 
-@pytest.mark.parametrize("raw", ["0-3;", "a", "0-3;4-", "0..3"])
+@pytest.mark.parametrize("raw", ["0-3/", "a", "0-3/4-", "0..3"])
 def test_what_is_no_cpulist_is_a_fault(raw: str) -> None:
     with pytest.raises(ConfigError, match="EDGELLM_WORKER_CPUS: want cpulists"):
         ServerConfig.from_environ(ENVIRONMENT | {"EDGELLM_WORKER_CPUS": raw})

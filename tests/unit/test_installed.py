@@ -124,3 +124,11 @@ def test_releases_of_the_same_time_are_ordered_by_name_so_that_two_runs_agree() 
     one = installed(release("a", 1), release("b", 1), release("c", 1), current="c")
     two = installed(release("c", 1), release("b", 1), release("a", 1), current="c")
     assert one.prunable(keep=2) == two.prunable(keep=2) == (f"{RELEASES}/a",)
+
+
+def test_what_cut_transfers_left_goes_although_nothing_else_does() -> None:
+    part = "/opt/edgellm/models/.abc.gguf.part"
+    found = InstallDir(
+        releases=(), models=(), runtimes=(), current=None, previous=None, leftovers=(part,)
+    )
+    assert found.prunable(keep=2) == (part,)
