@@ -39,7 +39,7 @@ MODULES = (
     *INITRD_MODULES,
     *("virtio_net", "virtio_rng"),
     *("zram", "lz4", "zstd"),  # lzo-rle, zram's default, is built in
-    *("autofs4", "configfs", "binfmt_misc"),  # systemd asks for these at boot
+    *("autofs4", "configfs"),  # systemd asks for these at boot
 )
 
 INIT = """\
@@ -61,14 +61,15 @@ Name=e*
 Address=10.0.2.15/24
 LinkLocalAddressing=no
 """
-# Of the units that are masked in the demo's hosts: this machine has a kernel, a network and devices
-# of its own, so only what would take time, the disk or the console stays masked.
-STILL_MASKED = frozenset(
-    {"getty.target", "console-getty.service", "systemd-resolved.service", "ssh.socket"}
-    | {"apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "motd-news.timer"}
-    | {"e2scrub_all.timer", "fstrim.timer"}
+# Masked in the demo's hosts, which have no devices and no network of their own. The others stay so.
+UNMASKED = (
+    *("systemd-udevd.service", "systemd-modules-load.service"),
+    *("systemd-networkd.service", "systemd-networkd.socket"),
 )
-ALSO_MASKED = ("systemd-networkd-wait-online.service", "e2scrub_reap.service")
+ALSO_MASKED = (
+    *("systemd-networkd-wait-online.service", "e2scrub_reap.service"),
+    "systemd-binfmt.service",
+)
 HOST_NAME = "edge-arm64"
 # Change when a change of the build is not visible in the constants above.
 RECIPE_VERSION = 1
@@ -121,7 +122,7 @@ def ensure_arm64_image(cache_dir: Path, say: Callable[[str], None]) -> Arm64Imag
         )
     native = image.ensure_image(cache_dir, say)
     what = (RECIPE_VERSION, native.name, KERNEL_META_PACKAGE, INITRD_MODULES, MODULES, INIT)
-    where = (DISK_SIZE, DISK_INODES, NETWORK, sorted(STILL_MASKED), ALSO_MASKED, HOST_NAME)
+    where = (DISK_SIZE, DISK_INODES, NETWORK, UNMASKED, ALSO_MASKED, HOST_NAME)
     recipe = repr((what, where))
     digest = hashlib.sha256(recipe.encode()).hexdigest()[:12]
     found = Arm64Image(cache_dir / f"{suite.codename}-{ARCHITECTURE}-machine-{digest}")
@@ -264,9 +265,8 @@ def _make_root(root: Path, native: Path, suite: image.Suite, debs: Sequence[Path
     (etc / "hostname").write_text(f"{HOST_NAME}\n")
     (etc / "fstab").write_text("/dev/vda / ext4 defaults,noatime 0 0\n")
     units = etc / "systemd/system"
-    for unit in image.MASKED_UNITS:
-        if unit not in STILL_MASKED:
-            (units / unit).unlink()
+    for unit in UNMASKED:
+        (units / unit).unlink()
     for unit in ALSO_MASKED:
         (units / unit).symlink_to("/dev/null")
     (etc / "systemd/network").mkdir(exist_ok=True)

@@ -33,10 +33,12 @@ def fleet() -> Iterator[Fleet]:
     """Fresh hosts. EDGELLM_E2E_KEEP=1 leaves them up, to look around after a failure."""
     fleet = Fleet("e2e", len(THREE) + 1, ssh_base_port=26010, http_base_port=26110)
     fleet.down()
-    fleet.up()
-    yield fleet
-    if os.environ.get("EDGELLM_E2E_KEEP") != "1":
-        fleet.down()
+    try:
+        fleet.up()
+        yield fleet
+    finally:
+        if os.environ.get("EDGELLM_E2E_KEEP") != "1":
+            fleet.down()
 
 
 @pytest.fixture(scope="session")

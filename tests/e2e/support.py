@@ -143,16 +143,19 @@ class Started:
     def is_running(self) -> bool:
         return self.process.poll() is None
 
-    def kill(self) -> None:
-        """As the kernel's OOM killer would: it has no time for anything."""
-        self.process.kill()
-        self.process.wait()
+    def __enter__(self) -> Started:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """A test that fails meanwhile leaves no run behind."""
+        if self.is_running():
+            self.process.kill()
+            self.process.wait()
 
     def finish(self, deadline_s: float = RUN_DEADLINE_S) -> Run:
         try:
             exit_code = self.process.wait(deadline_s)
         except subprocess.TimeoutExpired:
-            self.kill()
             raise AssertionError(f"still running after {deadline_s} s\n{self.output()}") from None
         latest = latest_run(self.reports)
         report = None
@@ -261,7 +264,8 @@ class CommandLine:
         env: dict[str, str] | None = None,
     ) -> Run:
         """The whole run."""
-        return self.start(*arguments, inventory=inventory, deploy=deploy, env=env).finish()
+        with self.start(*arguments, inventory=inventory, deploy=deploy, env=env) as run:
+            return run.finish()
 
 
 def get(fleet: Fleet, host: str, path: str) -> httpx.Response | None:

@@ -51,6 +51,7 @@ def test_key_is_asked_for_and_is_in_no_file_output_or_report(
     try:
         assert_asked_for(fleet, ssh)
         assert_nowhere(run.output, roll_out, ssh)
+        assert fleet.opspw_password_file.read_text().strip() not in run.output
         assert_probe_key_is_private(run.output, ssh)
         roll_out(*FAST, inventory=inventory, env=env).assert_ok(HOST).assert_changed_nothing()
         another = {"EDGELLM_API_KEY": API_KEY[::-1]}

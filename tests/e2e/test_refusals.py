@@ -12,8 +12,8 @@ from .conftest import FirstRollOut
 from .support import (
     FAST,
     MODEL_SHA256,
-    REPO,
     PRUNED,
+    REPO,
     ROLLED_BACK,
     SERVICE,
     SOME_CHANGE,

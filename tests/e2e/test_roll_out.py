@@ -100,6 +100,14 @@ def test_service_is_active_enabled_and_runs_the_reported_release(
         "User": "edgellm",
         "NeedDaemonReload": "no",
     }
+    # and in the process itself: systemd stays within what its own hard limit allows, which on these
+    # hosts is that of this machine
+    column = "grep 'open files' /proc/$pid/limits | tr -s ' ' | cut -d' ' -f"
+    own, most = ssh(
+        host,
+        f"pid=$(systemctl show --property=MainPID --value edgellm); {column}4; pid=1; {column}5",
+    ).split()
+    assert int(own) == min(65536, int(most))
     assert ssh.current_release(host) == first.release(host)
     assert ssh.running_release(host) == first.release(host)
 

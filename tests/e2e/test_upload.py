@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
+import signal
 import time
-
-import pytest
 
 from demo.fleet import Fleet
 
 from .conftest import FirstRollOut
 from .support import (
     FAST,
+    MODEL,
     MODEL_PATH,
     MODEL_SHA256,
+    MODEL_SIZE_BYTES,
+    SERVICE,
     CommandLine,
+    Run,
     Ssh,
     Started,
     slow_link,
@@ -23,6 +26,7 @@ from .support import (
 
 PART = f"/opt/edgellm/models/.{MODEL_SHA256}.gguf.part"
 A_GOOD_PART_BYTES = 10_000_000
+CUT_S = 12.0  # how long the cable is out
 LINK_MBIT_S = 80  # 98 MB take 10 s: time enough to do something to it
 
 
@@ -51,19 +55,32 @@ def resumed_at_mb(output: str) -> list[int]:
     return [int(mb) for mb in re.findall(r"resuming at (\d+) MB", output)]
 
 
-@pytest.mark.parametrize("host", ["edge-1", "edge-3"])
-def test_upload_that_was_killed_is_resumed_by_the_next_run(
-    served: None, fleet: Fleet, roll_out: CommandLine, ssh: Ssh, host: str
+def test_upload_that_was_interrupted_is_reported_and_resumed_by_the_next_run(
+    served: None, fleet: Fleet, roll_out: CommandLine, ssh: Ssh
 ) -> None:
+    host = "edge-1"
     remove_model(ssh, host)
-    with slow_link(fleet, host, LINK_MBIT_S):
-        run = roll_out.start("--limit", host, *FAST)
-        part_bytes = wait_for_part(fleet, host, run)
-        run.kill()
+    with slow_link(fleet, host, LINK_MBIT_S), roll_out.start("--limit", host, *FAST) as started:
+        part_bytes = wait_for_part(fleet, host, started)
+        started.process.send_signal(signal.SIGINT)  # Ctrl-C
+        run = started.finish(deadline_s=20)
+    run.assert_bad(host, "failed", "the run ended before this host was verified", "run again")
     assert ssh(host, f"ls {MODEL_PATH} 2>/dev/null", check=False) == ""
-    second = roll_out("--limit", host, *FAST).assert_ok(host)
-    (resumed_mb,) = resumed_at_mb(second.output)
-    assert resumed_mb >= part_bytes // 1_000_000
+    assert_resumed(roll_out("--limit", host, *FAST), host, part_bytes)
+    assert_model_whole(ssh, host)
+
+
+def test_upload_that_was_killed_is_resumed_by_the_next_run(
+    served: None, fleet: Fleet, roll_out: CommandLine, ssh: Ssh
+) -> None:
+    host = "edge-3"
+    remove_model(ssh, host)
+    with slow_link(fleet, host, LINK_MBIT_S), roll_out.start("--limit", host, *FAST) as started:
+        part_bytes = wait_for_part(fleet, host, started)
+        started.process.kill()
+        assert started.finish().report is None
+    assert ssh(host, f"ls {MODEL_PATH} 2>/dev/null", check=False) == ""
+    assert_resumed(roll_out("--limit", host, *FAST), host, part_bytes)
     assert_model_whole(ssh, host)
     # A killed pyinfra leaves its sudo helper behind; the password itself must be in no file
     password = fleet.opspw_password_file.read_text().strip()
@@ -71,21 +88,27 @@ def test_upload_that_was_killed_is_resumed_by_the_next_run(
     ssh(host, "rm -f /tmp/pyinfra-sudo-askpass-*")
 
 
+def assert_resumed(run: Run, host: str, part_bytes: int) -> None:
+    run.assert_ok(host)
+    (resumed_mb,) = resumed_at_mb(run.output)
+    assert part_bytes // 1_000_000 <= resumed_mb < MODEL_SIZE_BYTES // 1_000_000
+    assert run.changed() == {host: [MODEL, SERVICE]}  # as it still mapped the removed file
+
+
 def test_upload_goes_on_in_the_same_run_after_the_link_was_cut(
     served: None, fleet: Fleet, roll_out: CommandLine, ssh: Ssh
 ) -> None:
     host = "edge-2"
     remove_model(ssh, host)
-    with slow_link(fleet, host, LINK_MBIT_S):
-        run = roll_out.start("--limit", host, *FAST)
-        wait_for_part(fleet, host, run)
+    with slow_link(fleet, host, LINK_MBIT_S), roll_out.start("--limit", host, *FAST) as started:
+        wait_for_part(fleet, host, started)
         fleet.cut_link(host)
         try:
-            time.sleep(12)  # how long the cable is out is what is tested
-            assert run.is_running(), run.output()
+            time.sleep(CUT_S)
+            assert started.is_running(), started.output()
         finally:
             fleet.restore_link(host)
-        run.finish().assert_ok(host)
+        started.finish().assert_ok(host)
     assert_model_whole(ssh, host)
 
 
@@ -94,8 +117,7 @@ def test_upload_reconnects_and_resumes_in_the_same_run_when_its_connection_dies(
 ) -> None:
     host = "edge-3"
     remove_model(ssh, host)
-    with slow_link(fleet, host, LINK_MBIT_S):
-        started = roll_out.start("--limit", host, *FAST)
+    with slow_link(fleet, host, LINK_MBIT_S), roll_out.start("--limit", host, *FAST) as started:
         wait_for_part(fleet, host, started)
         sessions = fleet.exec(host, "ss", "-Htnp", "state", "established", "sport", "=", "22")
         pids = re.findall(r"pid=(\d+)", sessions.stdout)

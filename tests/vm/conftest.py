@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from demo.arm64_machine import Arm64Machine, missing_tools
-from tests.e2e.support import Run, snapshot
+from tests.e2e.support import Run
 
 from .support import NAME, Board, Control, tiny_model_settings
 
@@ -61,7 +61,8 @@ def control(arm64: Arm64Machine, tmp_path_factory: pytest.TempPathFactory) -> Co
 class FirstRollOut:
     """The run that met an empty machine, and what that was like before it."""
 
-    before: dict[str, str]
+    things_before: dict[str, str]
+    swappiness_before: str
     run: Run
 
     @property
@@ -71,5 +72,4 @@ class FirstRollOut:
 
 @pytest.fixture(scope="session")
 def first(board: Board, control: Control) -> FirstRollOut:
-    before = snapshot(lambda _, command: board(command), NAME)
-    return FirstRollOut(before, control())
+    return FirstRollOut(board.things(), board.read("/proc/sys/vm/swappiness"), control())

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from demo.arm64_machine import Arm64Machine
-from tests.e2e.support import REPO, Run, latest_run
+from tests.e2e.support import NOT_OURS, REPO, Run, latest_run
 from tests.e2e.support import SETTINGS as REAL_MODEL_SETTINGS
 
 from . import tiny_model
@@ -34,14 +34,13 @@ PATIENCE = {
     "max_tokens": 64,
 }
 REAL_MODEL = {name: REAL_MODEL_SETTINGS[name] for name in REAL_MODEL_SETTINGS if "model" in name}
-# Cores of both NUMA nodes: by itself the plan takes the big ones, and they are on one
-BOTH_NODES = {"cpus": "1-3", "workers": 1}
 
 IS_READY = r"""(exec 3<>/dev/tcp/127.0.0.1/8000 && printf 'GET /health HTTP/1.0\r\n\r\n' >&3 &&
     head -n 1 <&3 | grep -q ' 200 ') 2>/dev/null"""
 ASK = """
 import json, sys, urllib.request as r
-q = {"messages": [{"role": "user", "content": sys.argv[1]}], "max_tokens": 40, "temperature": 0}
+m = [{"role": "user", "content": sys.argv[1]}]
+q = {"messages": m, "max_tokens": int(sys.argv[2]), "temperature": 0}
 u = "http://127.0.0.1:8000/v1/chat/completions"
 a = r.urlopen(r.Request(u, json.dumps(q).encode(), {"Content-Type": "application/json"}))
 print(json.load(a)["choices"][0]["message"]["content"])
@@ -134,8 +133,8 @@ class Board:
         """Until the service has loaded its model."""
         self.arm64.ssh(f"until {IS_READY}; do sleep 1; done", timeout_s=600)
 
-    def ask(self, question: str) -> str:
-        return self(shlex.join(["python3", "-I", "-c", ASK, question]))
+    def ask(self, question: str, max_tokens: int = 40) -> str:
+        return self(shlex.join(["python3", "-I", "-c", ASK, question, str(max_tokens)]))
 
     def current_release(self) -> str:
         return self("readlink /opt/edgellm/current").removeprefix("releases/")
@@ -171,6 +170,19 @@ class Board:
         """Of every mapping of the server: {'default'}, {'bind:0-1'}"""
         path = f"/proc/{self.main_pid()}/numa_maps"
         return set(self(f"cut -d ' ' -f 2 {path} | sort -u").split())
+
+    def things(self) -> dict[str, str]:
+        """What a roll-out could leave behind: path or account -> how it is. Hashes nothing: slow.
+
+        Sizes of files only: of folders they grow with use.
+        """
+        text = self(
+            """find /etc /opt /var/lib /root -type f -printf '%p|%m %u:%g %s\n'
+            find /etc /opt /var/lib /root -not -type f -printf '%p|%y %m %u:%g %l\n'
+            sed 's/:/|/' /etc/passwd /etc/group /etc/shadow"""
+        )
+        things = dict(line.split("|", 1) for line in text.splitlines())
+        return {name: how for name, how in things.items() if not name.startswith(NOT_OURS)}
 
     def swaps(self) -> list[dict[str, str]]:
         """Rows of /proc/swaps."""

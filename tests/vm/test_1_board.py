@@ -29,7 +29,7 @@ def test_board_has_cgroup_v2_with_its_controllers(board: Board) -> None:
 
 def test_board_has_no_swap_but_a_zram_module(board: Board) -> None:
     assert board.swaps() == []
-    assert board("modinfo -F filename zram").endswith("zram.ko") or board("modinfo zram")
+    assert "zram" in board("modinfo --field filename zram")
 
 
 def test_board_cannot_reach_anything(board: Board) -> None:

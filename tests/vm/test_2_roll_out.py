@@ -40,7 +40,6 @@ def test_model_answers_as_its_weights_say(board: Board) -> None:
 
 def test_slice_has_the_big_cores_only(board: Board) -> None:
     assert board.read(f"{SLICE}/cpuset.cpus.effective") == BIG_CORES
-    assert board.read(f"{SLICE}/edgellm.service/cpuset.cpus.effective") == BIG_CORES
 
 
 def test_every_thread_is_on_the_big_cores_by_sched_batch(board: Board) -> None:
@@ -110,8 +109,8 @@ def test_limits_of_the_unit_reach_the_server(board: Board, first: FirstRollOut) 
 
 def test_model_is_locked_in_memory(board: Board, first: FirstRollOut) -> None:
     assert first.run.host(NAME)["plan"]["engine"]["mlock"] is True
-    locked_kib = int(board.status()["VmLck"].split()[0])
-    assert locked_kib >= 300  # the weights; the header need not be
+    locked_bytes = int(board.status()["VmLck"].split()[0]) * 1024
+    assert locked_bytes > tiny_model.WEIGHTS_BYTES
 
 
 def test_memory_of_both_nodes_is_allowed_as_the_cores_in_use_are_on_one(
@@ -119,9 +118,8 @@ def test_memory_of_both_nodes_is_allowed_as_the_cores_in_use_are_on_one(
 ) -> None:
     record = first.run.host(NAME)
     assert record["plan"]["numa"] is None
-    assert ["2 nodes, but the CPUs in use are on one: nothing to spread"] == [
-        reason["text"] for reason in record["reasons"] if reason["knob"] == "numa"
-    ]
+    (reason,) = [reason for reason in record["reasons"] if reason["knob"] == "numa"]
+    assert reason["text"] == "2 nodes, but the CPUs in use are on one: nothing to spread"
     assert board.status()["Mems_allowed_list"] == "0-1"
     assert board.memory_policies() == {"default"}
 

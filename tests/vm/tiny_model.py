@@ -2,7 +2,8 @@
 
 The Llama architecture with random layers, too weak to change what the next token is: each word's
 embedding makes the output layer prefer the next word, and every other token's the first word. So
-whatever it is asked, it says "one two three … twelve". Format: ggml-org/ggml docs/gguf.md.
+whatever it is asked, it says "one two three … twelve". Its weights are in Q4_0, the product's own
+default. Format: ggml-org/ggml docs/gguf.md.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 NAME = "counting-machine"
-WORDS = tuple("one two three four five six seven eight nine ten eleven twelve".split())
+WORDS = (
+    *("one", "two", "three", "four", "five", "six"),
+    *("seven", "eight", "nine", "ten", "eleven", "twelve"),
+)
 
 N_EMBD, N_FF, N_LAYERS, N_HEADS, N_CTX = 64, 128, 2, 4, 4096
 WEAK = 0.02  # of the random layers; the embedding of a token has length 1
@@ -36,25 +40,30 @@ CHAT_TEMPLATE = (
 # gguf_metadata_value_type
 UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY = 4, 5, 6, 7, 8, 9
 ALIGNMENT = 32
+# ggml_type; block_q4_0 of ggml-common.h: 32 weights share a scale, the halves lie in one byte
+F32, Q4_0 = 0, 2
+BLOCK = 32
+WEIGHTS_BYTES = 60_000  # and a little more; the rest of the file is its header
 
 
 def write(path: Path) -> None:
-    """The same bytes at every call; about 350 KB."""
+    """The same bytes at every call; about 80 KB."""
     tensors = _tensors()
     head = struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(METADATA))
     head += b"".join(_text(key) + _value(kind, value) for key, (kind, value) in METADATA.items())
     data = b""
     for name, (shape, values) in tensors.items():
+        kind, content = (F32, array("f", values).tobytes()) if len(shape) == 1 else _q4_0(values)
         head += _text(name) + struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
-        head += struct.pack("<IQ", 0, len(data))  # 0: F32
-        data += _padded(array("f", values).tobytes())
+        head += struct.pack("<IQ", kind, len(data))
+        data += _padded(content)
     path.write_bytes(_padded(head) + data)
 
 
 METADATA: dict[str, tuple[int, Any]] = {
     "general.architecture": (STRING, "llama"),
     "general.name": (STRING, NAME),
-    "general.file_type": (UINT32, 0),
+    "general.file_type": (UINT32, 2),  # Q4_0
     "llama.context_length": (UINT32, N_CTX),
     "llama.embedding_length": (UINT32, N_EMBD),
     "llama.block_count": (UINT32, N_LAYERS),
@@ -102,7 +111,7 @@ def _tensors() -> dict[str, tuple[tuple[int, ...], list[float]]]:
 def _embeddings() -> tuple[tuple[int, ...], list[float]]:
     """Direction 0 for all tokens but the words; word number n (from 1) has direction n."""
     rows = [_direction(max(0, token - FIRST_WORD_ID + 1), 1.0) for token in range(len(TOKENS))]
-    return (N_EMBD, len(TOKENS)), sum(rows, [])
+    return (N_EMBD, len(TOKENS)), [value for row in rows for value in row]
 
 
 def _output() -> tuple[tuple[int, ...], list[float]]:
@@ -111,7 +120,19 @@ def _output() -> tuple[tuple[int, ...], list[float]]:
     for number in range(len(WORDS)):
         rows[FIRST_WORD_ID + number] = _direction(number, SURE)
     rows[END_ID] = _direction(len(WORDS), SURE)
-    return (N_EMBD, len(TOKENS)), sum(rows, [])
+    return (N_EMBD, len(TOKENS)), [value for row in rows for value in row]
+
+
+def _q4_0(values: list[float]) -> tuple[int, bytes]:
+    """As quantize_row_q4_0_ref of ggml-quants.c; exact for 0 and the largest value of a block."""
+    data = bytearray()
+    for start in range(0, len(values), BLOCK):
+        block = values[start : start + BLOCK]
+        scale = max(block, key=abs) / -8
+        steps = [min(15, int(value / scale + 8.5)) if scale else 8 for value in block]
+        data += struct.pack("<e", scale)
+        data += bytes(low | high << 4 for low, high in zip(steps[:16], steps[16:], strict=True))
+    return Q4_0, bytes(data)
 
 
 def _direction(number: int, length: float) -> list[float]:

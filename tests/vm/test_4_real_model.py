@@ -1,0 +1,36 @@
+"""SmolLM2-135M in place of the model that counts. Takes 3 to 5 minutes, so only when asked for:
+
+EDGELLM_VM_REAL_MODEL=1 make vm
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.e2e.support import Run
+
+from .conftest import FirstRollOut
+from .support import NAME, REAL_MODEL, Board, Control
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("EDGELLM_VM_REAL_MODEL") != "1",
+    reason="3 to 5 minutes more: EDGELLM_VM_REAL_MODEL=1",
+)
+
+
+@pytest.fixture(scope="module")
+def real_release(control: Control, first: FirstRollOut) -> Run:
+    first.run.assert_ok(NAME)
+    return control(**REAL_MODEL).assert_ok(NAME)
+
+
+def test_real_model_answers_in_words(board: Board, real_release: Run) -> None:
+    assert real_release.host(NAME)["plan"]["engine"]["n_threads"] == 2
+    assert "hello" in board.ask("Hello", max_tokens=6).lower()
+
+
+def test_real_model_is_locked_in_memory(board: Board, real_release: Run) -> None:
+    locked_bytes = int(board.status()["VmLck"].split()[0]) * 1024
+    assert locked_bytes > 0.9 * REAL_MODEL["model_size_bytes"]  # the header need not be
