@@ -31,6 +31,7 @@ from edgellm.tuning import TuningPlan
 if TYPE_CHECKING:
     from pyinfra.api import Host, State
 
+EXIT_NOT_ALL_OK = 1
 # A terminal tells its width; a pipe or a log file does not, and 80 columns would wrap every reason.
 WIDTH_WITHOUT_TERMINAL = 160
 
@@ -164,6 +165,12 @@ def _finish() -> None:
     report = report_of(_run, state, ended_at=datetime.now(timezone.utc))
     path = write(report, reports_dir())
     show(report, path)
+    if any(host.status is not HostStatus.OK for host in report.hosts):
+        # pyinfra exits with 0 when it is interrupted and when --no-wait hosts fail: a script that
+        # rolls out would go on. Nothing of this process is left to do after the report.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(EXIT_NOT_ALL_OK)
 
 
 def _is_a_run(state: State) -> bool:

@@ -1,6 +1,6 @@
 """One arm64 machine, once for all tests of this folder. They run in the order of their files.
 
-Slow, as every instruction is emulated: 5 to 8 minutes. EDGELLM_VM_KEEP=1 leaves the machine up, to
+Slow, as every instruction is emulated: 8 to 13 minutes. EDGELLM_VM_KEEP=1 leaves the machine up, to
 look around after a failure: sudo python3 -m demo.arm64_machine ssh
 """
 

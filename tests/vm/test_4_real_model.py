@@ -1,11 +1,6 @@
-"""SmolLM2-135M in place of the model that counts. Takes 3 to 5 minutes, so only when asked for:
-
-EDGELLM_VM_REAL_MODEL=1 make vm
-"""
+"""SmolLM2-135M in place of the model that counts: a real answer. Takes 3 to 5 minutes."""
 
 from __future__ import annotations
-
-import os
 
 import pytest
 
@@ -13,11 +8,6 @@ from tests.e2e.support import Run
 
 from .conftest import FirstRollOut
 from .support import NAME, REAL_MODEL, Board, Control
-
-pytestmark = pytest.mark.skipif(
-    os.environ.get("EDGELLM_VM_REAL_MODEL") != "1",
-    reason="3 to 5 minutes more: EDGELLM_VM_REAL_MODEL=1",
-)
 
 
 @pytest.fixture(scope="module")
