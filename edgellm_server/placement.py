@@ -24,7 +24,7 @@ class PlacementError(Exception):
 def take_a_place(places: Sequence[tuple[int, ...]], directory: Path | None = None) -> int:
     """Takes the first free place and moves this process to its CPUs. Returns its index.
 
-    Call before any thread is started: threads inherit the CPUs of the one that starts them.
+    Call before the model is loaded: threads inherit the CPUs of the one that starts them.
     `directory` is the service's runtime directory, where the locks lie. Raises PlacementError.
     """
     folder = directory or _runtime_directory()
@@ -37,7 +37,9 @@ def take_a_place(places: Sequence[tuple[int, ...]], directory: Path | None = Non
             continue
         _held.append(descriptor)
         try:
-            os.sched_setaffinity(0, cpus)
+            # Every thread, not 0 (the calling one): importing the engine has started some already
+            for thread in os.listdir("/proc/self/task"):
+                os.sched_setaffinity(int(thread), cpus)
         except OSError as error:
             raise PlacementError(
                 f"worker {index}: want CPUs {sorted(cpus)}, have {error.strerror}"

@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -186,10 +186,12 @@ class CommandLine:
         hosts: Sequence[str] = THREE,
         *,
         in_wrong_group: Sequence[str] = (),
+        per_host: Mapping[str, dict[str, Any]] | None = None,
         **settings: Any,
     ) -> Path:
         """An inventory file like inventories/demo.py; `settings` are added to SETTINGS."""
-        data = [(host, self._host_data(host)) for host in hosts]
+        own = per_host or {}
+        data = [(host, self._host_data(host) | own.get(host, {})) for host in hosts]
         right = [host for host in hosts if host not in in_wrong_group]
         lines = [
             "from edgellm import recorder as _recorder",

@@ -19,13 +19,15 @@ REPO = Path(__file__).parents[2]
 CPUS = sorted(os.sched_getaffinity(0))
 
 WORKER = """
-import json, os, sys
+import json, os, sys, threading
 from pathlib import Path
+threading.Thread(target=threading.Event().wait, daemon=True).start()  # as the engine's import does
 from edgellm_server.placement import PlacementError, take_a_place
 places = [tuple(cpus) for cpus in json.loads(sys.argv[1])]
 try:
     index = take_a_place(places, Path(sys.argv[2]))
-    print(json.dumps([index, sorted(os.sched_getaffinity(0))]), flush=True)
+    masks = {tuple(sorted(os.sched_getaffinity(int(t)))) for t in os.listdir("/proc/self/task")}
+    print(json.dumps([index, *masks]), flush=True)
 except PlacementError as error:
     print(json.dumps(str(error)), flush=True)
 sys.stdin.read()
