@@ -18,8 +18,11 @@ demo: $(VENV)/.control .cache/.demo-packages ## Boot three real hosts here, roll
 demo-down: $(VENV)/.control ## End the demo's hosts and remove all that they left
 	$(SUDO) $(PYTHON) -m demo.fleet down
 
-test: $(VENV)/.dev .cache/.demo-packages ## Run every test, those on real hosts included (as root)
-	$(SUDO) $(PYTHON) -m pytest
+test: $(VENV)/.dev .cache/.demo-packages .cache/.test-packages ## Run every test, those on real hosts included (as root)
+	$(SUDO) $(PYTHON) -m pytest --ignore=tests/vm
+
+vm: $(VENV)/.dev .cache/.vm-packages ## Roll out to one emulated arm64 machine: big.LITTLE, NUMA, zram, cgroup v2 (slow)
+	$(SUDO) $(PYTHON) -m pytest tests/vm
 
 check: $(VENV)/.dev ## Lint, format and types, as CI does
 	$(VENV)/bin/ruff check .
@@ -56,8 +59,19 @@ $(VENV)/.dev: requirements/dev.txt | $(VENV)/bin/python
 	@touch $@ $(VENV)/.control
 
 .cache/.demo-packages: demo/machine.py | $(VENV)/bin/python
+	$(call install_missing,$(PYTHON) -m demo.fleet packages)
+
+.cache/.vm-packages: demo/arm64_machine.py | $(VENV)/bin/python
+	$(call install_missing,$(PYTHON) -m demo.arm64_machine packages)
+
+# systemd-analyze reads the rendered units
+.cache/.test-packages: Makefile
+	$(call install_missing,echo systemd)
+
+# The Debian packages that a command prints, those of them that are not there
+define install_missing
 	@mkdir -p .cache
-	@missing=$$(for package in $$($(PYTHON) -m demo.fleet packages); do \
-	  dpkg -s $$package >/dev/null 2>&1 || echo $$package; done); \
+	@missing=$$(for package in $$($(1)); do dpkg -s $$package >/dev/null 2>&1 || echo $$package; done); \
 	if [ -n "$$missing" ]; then $(SUDO) apt-get update -q && $(APT_INSTALL) $$missing; fi
 	@touch $@
+endef

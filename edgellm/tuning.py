@@ -118,7 +118,7 @@ MIN_BIG_CORES = 2
 # From here on a core less costs little, and ssh, journald and interrupts keep a place to run.
 HOUSEKEEPING_FROM_CORES = 4
 # Rows of an 896-wide model split further than this are shorter than the barrier between them. A
-# judgement, not a measurement of ours: deploys/bench.py decides on a given host.
+# judgement, not a measurement of ours: `threads` overrides it.
 MAX_DECODE_THREADS = 16
 
 # --- Memory ---------------------------------------------------------------------------------------
@@ -767,7 +767,7 @@ def plan_allowed_cpus(profile: HostProfile, cpus: CpuSet) -> tuple[CpuSet | None
         text = f"the server may use all of {cpus}: nothing to restrict"
         return None, (_why("allowed_cpus", text, left_alone=True), *reasons)
     if profile.cgroup.version == 2 and "cpuset" in profile.cgroup.controllers:
-        text = f"{cpus} on edgellm.slice; cpuset.cpus.effective is read back"
+        text = f"{cpus} on edgellm.slice: every thread of the service inherits it"
         return cpus, (_why("allowed_cpus", text), *reasons)
     return None, (
         _why("allowed_cpus", _no_controller(profile, "cpuset"), warning=True),

@@ -1,7 +1,7 @@
 """Boards: slower cores, and storage that may be an SD card.
 
-Bounds to tell a broken board from a slow one, not measurements: `deploys/bench.py` measures, and
-a faster board's own budget belongs under its `settings:` in the fleet file.
+Bounds to tell a broken board from a slow one, not measurements. What a board really does is in its
+report; its own budget belongs under its `settings:` in the fleet file.
 """
 
 ttft_budget_ms = 4000

