@@ -15,7 +15,7 @@ import pytest
 
 from demo.fleet import Fleet
 
-from .support import SPARE, THREE, CommandLine, Run, Ssh, snapshot
+from .support import MODEL_PATH, SPARE, THREE, CommandLine, Run, Ssh, snapshot
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -88,8 +88,8 @@ def unhealthy(fleet: Fleet, first: FirstRollOut) -> list[str]:
         if fleet.state(name) != "running":
             faults.append(f"{name}: {fleet.state(name)}")
             continue
-        look = "systemctl is-active edgellm; readlink /opt/edgellm/current"
+        look = f"systemctl is-active edgellm; readlink /opt/edgellm/current; ls {MODEL_PATH}"
         said = fleet.exec(name, "sh", "-c", look, check=False).stdout.split()
-        if said != ["active", f"releases/{first.release(name)}"]:
+        if said != ["active", f"releases/{first.release(name)}", MODEL_PATH]:
             faults.append(f"{name}: {said}")
     return faults

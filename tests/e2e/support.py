@@ -80,9 +80,8 @@ class Run:
     def host(self, name: str) -> dict[str, Any]:
         """The host's record in the report."""
         assert self.report is not None, f"no report was written\n{self.output}"
-        records = [record for record in self.report["hosts"] if record["name"] == name]
-        assert len(records) == 1, self.report
-        return records[0]
+        (record,) = [record for record in self.report["hosts"] if record["name"] == name]
+        return dict(record)
 
     def statuses(self) -> dict[str, str]:
         assert self.report is not None, f"no report was written\n{self.output}"
