@@ -236,12 +236,15 @@ class Fleet:
     def _check_owner(self, *, any_shape: bool = False) -> dict[str, object] | None:
         """The registration if the fleet is up and is ours; `any_shape`: with any hosts and ports.
 
-        A registration whose state dir was deleted by hand is nobody's.
+        A registration whose state dir was deleted by hand is nobody's, and so is another clone's
+        of which no process is left: it was ended from outside.
         """
         owner = machine.owner_of(self.name)
         if owner is None or not Path(str(owner["state_dir"])).is_dir():
             return None
         if owner["state_dir"] != str(self.state_dir):
+            if not self._any_process_is_alive():
+                return None
             raise DemoError(
                 f"fleet {self.name}",
                 want=f"its state in {self.state_dir}",
@@ -359,6 +362,11 @@ class Fleet:
             # ssh takes the link, so that cutting the link cuts it
             yield Route(host.ssh_port, control, host.fleet_address, 22)
             yield Route(host.http_port, inside, "127.0.0.1", MODEL_SERVER_PORT)
+
+    def _any_process_is_alive(self) -> bool:
+        paths = [*self._run_dir.glob("*.supervisor"), self._forwarder_record]
+        records = [ProcessRecord.read(path) for path in paths]
+        return any(record is not None and record.is_alive() for record in records)
 
     def _forwarder_is_alive(self) -> bool:
         record = ProcessRecord.read(self._forwarder_record)

@@ -332,3 +332,19 @@ def test_down_after_an_interrupted_up_leaves_nothing(fleet: Fleet) -> None:
         fleet.down()
         assert traces(fleet, processes) == {kind: [] for kind in traces(fleet, processes)}, delay_s
     shutil.rmtree(fleet.state_dir, ignore_errors=True)
+
+
+def test_a_fleet_whose_processes_all_ended_from_outside_blocks_no_other_clone(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    fleet.up()
+    for process in processes_of(fleet):
+        process.kill()
+    other = Fleet(NAME, 1, ssh_base_port=22910, http_base_port=18910, state_dir=tmp_path / "b")
+    try:
+        other.up()
+        assert other.system_state(other.hosts[0]) == "running"
+    finally:
+        other.down()
+    shutil.rmtree(fleet.state_dir, ignore_errors=True)
+    assert traces(fleet, []) == {kind: [] for kind in traces(fleet, [])}
