@@ -45,7 +45,7 @@ from edgellm_server.engine import (
     RefusedError,
     Token,
 )
-from edgellm_server.placement import PlacementError, take_a_place
+from edgellm_server.placement import Place, PlacementError, take_a_place
 from edgellm_server.request import ApiError, ChatRequest, Message, parse_chat_request
 from edgellm_server.stream import SSE_DONE, SSE_HEADERS, Answer, sse
 
@@ -131,7 +131,8 @@ class Slots:
 class Service:
     """What lives as long as the process: the configuration, the engine, its state, its slots."""
 
-    def __init__(self, config: ServerConfig, engine: Engine) -> None:
+    def __init__(self, config: ServerConfig, engine: Engine, place: Place | None = None) -> None:
+        self.place = place  # None: this is the only worker
         self.config = config
         self.engine = engine
         self.state: State = "loading"
@@ -155,7 +156,13 @@ class Service:
         if self.config.mlock:
             _warn_unless_locked(self.config.model_path)
         self.state = "ready"
+        if self.place is not None:
+            self.place.say_ready()
         _log_event("ready", model=self.config.model_name, load_ms=_ms(time.monotonic() - began))
+
+    def all_workers_ready(self) -> bool:
+        """A request that follows may reach another worker than the one that was asked."""
+        return self.state == "ready" and (self.place is None or self.place.all_ready())
 
     def suspect(self) -> None:
         """An answer broke. Unless a check already runs, see whether the engine still works."""
@@ -232,11 +239,11 @@ class Record:
 
 
 async def health(request: Request) -> Response:
-    """200 once a real token was generated; before that 503, with the state and why."""
+    """200 once every worker generated a real token; before that 503, with the state and why."""
     service = _service(request)
-    if service.state == "ready":
+    if service.all_workers_ready():
         return JSONResponse({"state": "ready", "model": service.config.model_name})
-    body: dict[str, Any] = {"state": service.state}
+    body: dict[str, Any] = {"state": "loading" if service.state == "ready" else service.state}
     if service.why_failed is not None:
         body["why"] = service.why_failed
     return JSONResponse(body, status_code=503, headers={"retry-after": "1"})
@@ -598,13 +605,14 @@ async def lifespan(app: Starlette) -> AsyncIterator[None]:
         # Raised on, uvicorn would print a traceback and no clear line.
         print(f"edgellm_server: {_one_line(str(error))}", file=sys.stderr)
         _flush_and_exit(EXIT_CONFIG)
+    place: Place | None = None
     if config.worker_cpus:
         try:
-            take_a_place(config.worker_cpus)
+            place = take_a_place(config.worker_cpus)
         except PlacementError as error:
             print(f"edgellm_server: EDGELLM_WORKER_CPUS: {error}", file=sys.stderr)
             _flush_and_exit(EXIT_CONFIG)
-    service = Service(config, LlamaEngine(config))
+    service = Service(config, LlamaEngine(config), place)
     app.state.service = service
     loading = asyncio.create_task(service.load())
     yield

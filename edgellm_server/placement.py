@@ -10,32 +10,57 @@ import fcntl
 import os
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-# Held open for as long as the process lives: the kernel frees a dead worker's place, and the
-# worker that uvicorn starts in its stead finds it free.
-_held: list[int] = []
+READY = b"ready"
 
 
 class PlacementError(Exception):
     """There are more workers than places, or the CPUs of a place cannot be used here."""
 
 
-def take_a_place(places: Sequence[tuple[int, ...]], directory: Path | None = None) -> int:
-    """Takes the first free place and moves this process to its CPUs. Returns its index.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One worker's place, held for as long as its process lives.
+
+    The kernel frees a dead worker's lock, and the worker that uvicorn starts in its stead finds it.
+    """
+
+    index: int
+    count: int
+    folder: Path
+    descriptor: int
+
+    def say_ready(self) -> None:
+        """For the others: this worker has generated a token."""
+        os.pwrite(self.descriptor, READY, 0)
+
+    def all_ready(self) -> bool:
+        """Whether every worker has. A request may reach any of them: they share the port."""
+        try:
+            return all(
+                _lock_path(self.folder, index).read_bytes() == READY for index in range(self.count)
+            )
+        except FileNotFoundError:
+            return False
+
+
+def take_a_place(places: Sequence[tuple[int, ...]], directory: Path | None = None) -> Place:
+    """Takes the first free place and moves this process to its CPUs.
 
     Call before the model is loaded: threads inherit the CPUs of the one that starts them.
     `directory` is the service's runtime directory, where the locks lie. Raises PlacementError.
     """
     folder = directory or _runtime_directory()
     for index, cpus in enumerate(places):
-        descriptor = os.open(folder / f"worker-{index}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        descriptor = os.open(_lock_path(folder, index), os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(descriptor)
             continue
-        _held.append(descriptor)
+        os.ftruncate(descriptor, 0)  # the worker that died here may have been ready
         try:
             # Every thread, not 0 (the calling one): importing the engine has started some already
             for thread in os.listdir("/proc/self/task"):
@@ -44,8 +69,12 @@ def take_a_place(places: Sequence[tuple[int, ...]], directory: Path | None = Non
             raise PlacementError(
                 f"worker {index}: want CPUs {sorted(cpus)}, have {error.strerror}"
             ) from None
-        return index
+        return Place(index=index, count=len(places), folder=folder, descriptor=descriptor)
     raise PlacementError(f"want a free place among {len(places)}, have none: too many workers")
+
+
+def _lock_path(folder: Path, index: int) -> Path:
+    return folder / f"worker-{index}.lock"
 
 
 def _runtime_directory() -> Path:

@@ -187,12 +187,13 @@ class CommandLine:
     ) -> Path:
         """An inventory file like inventories/demo.py; `settings` are added to SETTINGS."""
         own = per_host or {}
-        data = [(host, self._host_data(host) | own.get(host, {})) for host in hosts]
+        # Each host's own data: group_data of its architecture would beat the data of a group
+        everywhere = {**SETTINGS, **settings}
+        data = [(host, everywhere | self._host_data(host) | own.get(host, {})) for host in hosts]
         right = [host for host in hosts if host not in in_wrong_group]
         lines = [
             "from edgellm import recorder as _recorder",
-            # the group that is named as the file comes first, or it would beat the others' data
-            f"{name} = ({data!r}, { ({**SETTINGS, **settings})!r})",
+            f"{name} = {data!r}",
             f"{ARCH} = {right!r}",
             f"{WRONG_ARCH} = {list(in_wrong_group)!r}",
             "_recorder.attach_before_connecting()",

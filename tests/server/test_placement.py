@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +26,37 @@ threading.Thread(target=threading.Event().wait, daemon=True).start()  # as the e
 from edgellm_server.placement import PlacementError, take_a_place
 places = [tuple(cpus) for cpus in json.loads(sys.argv[1])]
 try:
-    index = take_a_place(places, Path(sys.argv[2]))
+    place = take_a_place(places, Path(sys.argv[2]))
+    index = place.index
     masks = {tuple(sorted(os.sched_getaffinity(int(t)))) for t in os.listdir("/proc/self/task")}
     print(json.dumps([index, *masks]), flush=True)
 except PlacementError as error:
     print(json.dumps(str(error)), flush=True)
-sys.stdin.read()
+for line in sys.stdin:
+    if line == "say ready\\n":
+        place.say_ready()
+    print(json.dumps(place.all_ready()), flush=True)
 """
 
 
+@dataclass
+class Told:
+    """A worker process: what it said of its place, and what it says when asked."""
+
+    process: subprocess.Popen[str]
+    place: Any
+
+    def ask(self, line: str) -> Any:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+
 @contextmanager
-def worker(places: list[list[int]], directory: Path) -> Iterator[Any]:
-    """What a worker says of its place; it holds the place until the block ends."""
+def started(places: list[list[int]], directory: Path) -> Iterator[Told]:
+    """A worker; it holds its place until the block ends."""
     process = subprocess.Popen(
         [sys.executable, "-c", WORKER, json.dumps(places), str(directory)],
         cwd=REPO,
@@ -46,9 +66,16 @@ def worker(places: list[list[int]], directory: Path) -> Iterator[Any]:
     )
     assert process.stdout is not None
     try:
-        yield json.loads(process.stdout.readline())
+        yield Told(process, json.loads(process.stdout.readline()))
     finally:
         process.communicate(timeout=10)
+
+
+@contextmanager
+def worker(places: list[list[int]], directory: Path) -> Iterator[Any]:
+    """What a worker says of its place; it holds the place until the block ends."""
+    with started(places, directory) as told:
+        yield told.place
 
 
 @pytest.mark.skipif(len(CPUS) < 2, reason="needs two CPUs to tell two places apart")
@@ -74,6 +101,18 @@ def test_one_worker_too_many_is_told_so(tmp_path: Path) -> None:
 def test_a_place_on_a_cpu_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with worker([[4095]], tmp_path) as said:
         assert said == "worker 0: want CPUs [4095], have Invalid argument"
+
+
+def test_workers_are_ready_together_and_a_new_one_is_waited_for(tmp_path: Path) -> None:
+    places = [[CPUS[0]], [CPUS[0]]]
+    with started(places, tmp_path) as first:
+        with started(places, tmp_path) as second:
+            assert first.ask("say ready") is False
+            assert second.ask("say ready") is True
+            assert first.ask("all ready?") is True
+        with started(places, tmp_path) as third:  # in the place of the second, which has died
+            assert first.ask("all ready?") is False
+            assert third.ask("say ready") is True
 
 
 ENVIRONMENT = {
