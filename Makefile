@@ -6,10 +6,12 @@ APT_INSTALL := $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -q 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 
-.PHONY: help demo demo-down test check fix vm lock clean
+.PHONY: help install demo demo-down test check fix vm lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+install: $(VENV)/.control ## Make .venv with pyinfra and all that edgellm needs
 
 demo: $(VENV)/.control .cache/.demo-packages ## Boot three real hosts here, roll out to them, roll out again, leave them up
 	$(SUDO) $(PYTHON) -m demo.fleet up
