@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
@@ -108,20 +109,28 @@ def test_drift_is_repaired_by_the_operations_concerned_and_then_nothing_changes(
     ssh: Ssh,
     drifts: tuple[Drift, ...],
 ) -> None:
-    before = {host: state(ssh, host) for host in THREE}
+    before = states(ssh)
     for host, drift in zip(THREE, drifts, strict=True):
         ssh(host, drift.command)
-        assert differences(before[host], state(ssh, host)) != [], drift
+    broken = states(ssh)
+    assert all(differences(before[host], broken[host]) for host in THREE)
     repaired = roll_out(*FAST).assert_ok(*THREE).changed()
     assert repaired == {
         host: list(drift.repaired_by) for host, drift in zip(THREE, drifts, strict=True)
     }
-    after = {host: differences(before[host], state(ssh, host)) for host in THREE}
-    assert after == {host: [] for host in THREE}
+    after = states(ssh)
+    assert {host: differences(before[host], after[host]) for host in THREE} == {
+        host: [] for host in THREE
+    }
     for host in THREE:
         # a way back that leads nowhere would be worse than none
         ssh(host, "test ! -L /opt/edgellm/previous || test -d /opt/edgellm/previous/")
     roll_out(*FAST).assert_ok(*THREE).assert_changed_nothing()
+
+
+def states(ssh: Ssh) -> dict[str, dict[str, str]]:
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(THREE, pool.map(lambda host: state(ssh, host), THREE), strict=True))
 
 
 def state(ssh: Ssh, host: str) -> dict[str, str]:

@@ -6,8 +6,10 @@ import os
 
 import pytest
 
+from demo.fleet import Fleet
+
 from .conftest import FirstRollOut
-from .support import FAST, SOME_CHANGE, THREE, CommandLine, Ssh
+from .support import FAST, SOME_CHANGE, THREE, CommandLine, Ssh, wait_ready
 
 CANARY, OTHERS = "edge-1", ("edge-2", "edge-3")
 
@@ -81,3 +83,16 @@ def test_two_workers_serve_one_port_each_on_its_own_cpu(
     )
     assert sorted(engines.split()) == sorted(places)
     roll_out(*FAST, "--limit", "edge-2").assert_ok("edge-2")
+
+
+def test_swappiness_that_is_asked_for_is_in_force_now_and_after_a_boot(
+    served: None, fleet: Fleet, roll_out: CommandLine, ssh: Ssh
+) -> None:
+    inventory = roll_out.inventory("swappy", ("edge-2",), per_host={"edge-2": {"swappiness": 10}})
+    roll_out(*FAST, inventory=inventory).assert_ok("edge-2")
+    assert ssh("edge-2", "cat /proc/sys/vm/swappiness").strip() == "10"
+    assert "vm.swappiness = 10\n" in ssh("edge-2", "cat /etc/sysctl.d/90-edgellm.conf")
+    fleet.reboot("edge-2")
+    wait_ready(fleet, "edge-2")
+    assert ssh("edge-2", "cat /proc/sys/vm/swappiness").strip() == "10"
+    roll_out(*FAST, inventory=inventory).assert_ok("edge-2").assert_changed_nothing()
