@@ -10,9 +10,9 @@ def install(ctx: Context) -> None:
     steps.install_packages(ctx)
     steps.tune_kernel(ctx.plan)
     steps.set_up_zram(ctx.plan.zram)
-    steps.place_runtime(ctx)
-    steps.place_model(ctx)
-    steps.start_server(ctx)  # entrypoint, unit, slice, current -> release
+    runtime = steps.place_runtime(ctx)
+    model = steps.place_model(ctx)
+    steps.start_server(ctx, runtime, model)  # entrypoint, unit, slice, current -> release
     steps.verify_or_roll_back(ctx)
 
 

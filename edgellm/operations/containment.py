@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from paramiko import SSHException
 from pyinfra import host as current_host
 from pyinfra import logger
-from pyinfra.api import FunctionCommand, operation
-from pyinfra.api.arguments import CONNECTOR_ARGUMENT_KEYS
+from pyinfra.api import FunctionCommand, StringCommand, operation
+from pyinfra.api.arguments import CONNECTOR_ARGUMENT_KEYS, ConnectorArguments
 from pyinfra.api.arguments_typed import PyinfraOperation
 from pyinfra.api.exceptions import PyinfraError
+from pyinfra.connectors.util import CommandOutput
 from typing_extensions import ParamSpec
 
 from edgellm import recorder
@@ -40,13 +41,37 @@ def host_operation() -> Callable[[Callable[P, Generator[Any]]], PyinfraOperation
         @wraps(function)
         def contained(*args: P.args, **kwargs: P.kwargs) -> Generator[Any]:
             try:
-                yield from function(*args, **kwargs)
+                for command in function(*args, **kwargs):
+                    yield _contained(command)
             except Exception as error:
                 yield FunctionCommand(fail, (as_edgellm_error(error),), {})
 
         return operation()(contained)
 
     return decorate
+
+
+class ContainedCommand(StringCommand):
+    """Fails its host alone where the link ends just before it: pyinfra ends the run for all."""
+
+    def execute(
+        self, state: State, host: Host, connector_arguments: ConnectorArguments
+    ) -> tuple[bool, CommandOutput]:
+        try:
+            done: tuple[bool, CommandOutput] = super().execute(state, host, connector_arguments)
+        except LINK_FAULTS as error:
+            return fail(state, host, as_edgellm_error(error)), CommandOutput([])
+        return done
+
+
+def _contained(command: Any) -> Any:
+    if isinstance(command, str):
+        return ContainedCommand(command.strip())
+    if type(command) is StringCommand:
+        return ContainedCommand(
+            *command.bits, _separator=command.separator, **command.connector_arguments
+        )
+    return command
 
 
 def fail(state: State, host: Host, error: EdgellmError) -> bool:

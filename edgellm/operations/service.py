@@ -40,8 +40,8 @@ def running(
     """`current` points to the release, and the enabled, active service runs it.
 
     Whether it runs it is read from the process itself, so that a run that was cut between the
-    flip and the restart is mended by the next one. `repaired`: whether this run has written files
-    that the process reads at its start; it may run with what somebody had made of them.
+    flip and the restart is mended by the next one. `repaired`: whether this run has placed what
+    the process reads at its start; it may run with what somebody had made of that, or without it.
     """
     state = read(Service)
     stale = False

@@ -9,6 +9,7 @@ import json
 import os
 import select
 import shutil
+import stat
 import sys
 from typing import Any, NoReturn
 
@@ -30,16 +31,31 @@ def sync_directory() -> None:
     os.close(folder)
 
 
+def manifest_of_now() -> dict[str, Any]:
+    found = os.stat(path)
+    return {
+        "sha256": job["sha256"],
+        "size_bytes": found.st_size,
+        "mtime_ns": found.st_mtime_ns,
+        "inode": found.st_ino,
+        "mode": stat.S_IMODE(found.st_mode),
+        "uid": found.st_uid,
+        "gid": found.st_gid,
+    }
+
+
 def is_whole() -> bool:
     """The file is in its place, as it was when its digest had been checked."""
     try:
         with open(path + ".manifest.json") as text:
-            manifest = json.load(text)
-        found = os.stat(path)
+            whole: bool = json.load(text) == manifest_of_now()
     except (OSError, ValueError):
         return False
-    said = [manifest.get(key) for key in ("sha256", "size_bytes", "mtime_ns", "inode")]
-    return said == [job["sha256"], found.st_size, found.st_mtime_ns, found.st_ino]
+    return whole
+
+
+def has_the_size() -> bool:
+    return os.path.isfile(path) and not os.path.islink(path) and os.stat(path).st_size == size_bytes
 
 
 if job["action"] != "append" and is_whole():
@@ -58,6 +74,10 @@ try:
         fail("locked")
     here = file.seek(0, os.SEEK_END)
     if job["action"] == "offset":
+        if here == 0 and has_the_size():
+            # Touched, or open to others, since it was verified: verify it again before sending it
+            os.rename(path, part)
+            here = size_bytes
         if here > size_bytes:
             file.truncate(0)
             here = 0
@@ -83,18 +103,13 @@ try:
             os.unlink(part)
             fail("digest", have=digest.hexdigest())
         os.fchmod(file.fileno(), 0o644)
+        if os.geteuid() == 0:
+            os.fchown(file.fileno(), 0, 0)
         os.fsync(file.fileno())
         os.rename(part, path)
         sync_directory()
-        found = os.stat(path)
-        manifest = {
-            "sha256": job["sha256"],
-            "size_bytes": found.st_size,
-            "mtime_ns": found.st_mtime_ns,
-            "inode": found.st_ino,
-        }
         with open(part, "w") as text:
-            json.dump(manifest, text)
+            json.dump(manifest_of_now(), text)
             text.flush()
             os.fsync(text.fileno())
         os.rename(part, path + ".manifest.json")

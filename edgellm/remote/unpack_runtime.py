@@ -1,5 +1,6 @@
 # argv[1]: JSON {archive, directory, id}. Unpacks beside its place, runs it once, renames it into
 # place: a runtime that cannot run on this host never gets its final name.
+import hashlib
 import json
 import os
 import shutil
@@ -12,6 +13,23 @@ from typing import Any, NoReturn
 job = json.loads(sys.argv[1])
 directory = job["directory"]
 staging = os.path.join(os.path.dirname(directory), "." + job["id"] + ".unpacking")
+
+
+def fingerprint(directory: str) -> str:
+    """Of names, sizes, times, modes and owners; artifact_states has the same."""
+    lines: list[list[Any]] = []
+    for folder, _, names in os.walk(directory):
+        if os.path.basename(folder) == "__pycache__":
+            continue
+        for name in ["", *names]:
+            found = os.lstat(os.path.join(folder, name))
+            line: list[Any] = [os.path.relpath(folder, directory), name]
+            line += [found.st_mode, found.st_uid, found.st_gid]
+            if name:
+                line += [found.st_size, found.st_mtime_ns]
+            if name != ".complete":
+                lines.append(line)
+    return hashlib.sha256(json.dumps(sorted(lines)).encode()).hexdigest()
 
 
 def fail(kind: str, **more: Any) -> NoReturn:
@@ -54,7 +72,7 @@ try:
     for cached in [path for path, _, _ in os.walk(staging) if path.endswith("__pycache__")]:
         shutil.rmtree(cached)
     with open(os.path.join(staging, ".complete"), "w") as file:
-        file.write(job["id"] + "\n")
+        file.write(job["id"] + " " + fingerprint(staging) + "\n")
     os.sync()
     shutil.rmtree(directory, ignore_errors=True)
     os.rename(staging, directory)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pyinfra.api.operation import OperationMeta
+
 from edgellm import layout
 from edgellm.operations import runtime
 from edgellm.prepare import Context
@@ -9,8 +11,8 @@ from edgellm.steps.step import step
 
 
 @step("Runtime")
-def place_runtime(ctx: Context) -> None:
-    runtime.present(
+def place_runtime(ctx: Context) -> OperationMeta:
+    return runtime.present(
         name="Runtime present and able to run here",
         transfer=ctx.runtime_transfer,
         directory=layout.runtime_directory(ctx.runtime.id),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pyinfra.api.operation import OperationMeta
+
 from edgellm import layout, render
 from edgellm.operations import paths, service
 from edgellm.operations.paths import HostDirectory, HostFile
@@ -13,7 +15,8 @@ UNITS = ("edgellm.service", "edgellm.slice")
 
 
 @step("Server")
-def start_server(ctx: Context) -> None:
+def start_server(ctx: Context, *placed: OperationMeta) -> None:
+    """`placed`: the operations that placed what the service runs."""
     service.account_present(name="System account edgellm present")
     paths.present(
         name="API key files present",
@@ -23,6 +26,7 @@ def start_server(ctx: Context) -> None:
     release_files = paths.present(
         name="Release files present",
         files=_release_files(ctx.release),
+        directories=_directories(ctx.release),
         links=_release_links(ctx.release),
     )
     units = paths.present(
@@ -36,7 +40,7 @@ def start_server(ctx: Context) -> None:
     service.running(
         name="Service runs the release",
         release_id=ctx.release.id,
-        repaired=lambda: release_files.did_change() or units.did_change(),
+        repaired=lambda: any(done.did_change() for done in (*placed, release_files, units)),
     )
 
 
@@ -52,6 +56,11 @@ def _key_files(ctx: Context) -> tuple[HostFile, ...]:
         ),
         HostFile(path=layout.PROBE_KEY, content=ctx.probe_key + "\n", mode="0600"),
     )
+
+
+def _directories(release: Release) -> tuple[HostDirectory, ...]:
+    own = (layout.INSTALL_DIR, layout.MODELS, layout.RUNTIMES, layout.RELEASES)
+    return tuple(HostDirectory(path=path) for path in (*own, layout.release_directory(release.id)))
 
 
 def _release_files(release: Release) -> tuple[HostFile, ...]:

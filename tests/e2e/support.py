@@ -333,18 +333,11 @@ class Ssh:
         return target.removeprefix("releases/")
 
 
-# What a package manager, systemd, sshd and the hosts' own boot write whoever uses the host.
+# What is written on any host that somebody logs in to, adds an account on, and boots
 NOT_OURS = (
-    "/etc/passwd-",  # backups that useradd and userdel leave
-    "/etc/group-",
-    "/etc/shadow-",
-    "/etc/gshadow-",
-    "/etc/machine-id",  # written at the first boot
-    "/etc/.updated",  # systemd-update-done, at boot
-    "/var/lib/systemd",  # random seed, timers' stamps, linger
-    "/var/lib/private",  # systemd makes it (0700) with the first StateDirectory= of any unit
+    *("/etc/passwd-", "/etc/group-", "/etc/shadow-", "/etc/gshadow-"),  # useradd's backups
+    "/var/lib/systemd",  # the random seed, when timers last ran
     "/var/lib/sudo",  # who has read sudo's lecture
-    "/var/lib/apt/periodic",
 )
 
 

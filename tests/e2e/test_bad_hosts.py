@@ -7,14 +7,20 @@ from demo.fleet import Fleet
 from .conftest import FirstRollOut
 from .support import (
     FAST,
+    MODEL,
+    MODEL_PATH,
+    MODEL_SHA256,
+    SERVICE,
     SPARE,
     THREE,
     WRONG_ARCH,
     CommandLine,
     Ssh,
     differences,
+    slow_link,
     snapshot,
     wait_ready,
+    wait_until,
 )
 
 INSTALL_DIR = "/opt/edgellm"
@@ -71,3 +77,25 @@ def test_with_every_host_off_the_report_is_written_all_the_same(
     for name in THREE:
         wait_ready(fleet, name)
         assert ssh.running_release(name) == first.release(name)
+
+
+def test_host_that_loses_power_in_the_middle_of_the_run_fails_alone(
+    served: None, fleet: Fleet, roll_out: CommandLine, ssh: Ssh
+) -> None:
+    *others, lost = THREE
+    ssh(lost, f"rm {MODEL_PATH} {MODEL_PATH}.manifest.json")
+    within = ("--data", "transfer_deadline_s=10")
+    with slow_link(fleet, lost, mbit_s=20), roll_out.start(*FAST, *within) as started:
+        part = f"test -s /opt/edgellm/models/.{MODEL_SHA256}.gguf.part"
+        wait_until(
+            "the upload", lambda: not fleet.exec(lost, "sh", "-c", part, check=False).returncode
+        )
+        fleet.power_off(lost)
+        run = started.finish()
+    fleet.power_on(lost)
+    run.assert_bad(lost, "failed", "model", "the link was lost", "run again")
+    for name in others:
+        assert run.host(name)["status"] == "ok"
+        assert run.changed()[name] == []
+    mended = roll_out("--limit", lost, *FAST).assert_ok(lost)
+    assert mended.changed()[lost] == [MODEL, SERVICE]

@@ -16,6 +16,7 @@ from .support import (
     MODEL,
     MODEL_PATH,
     RELEASE_FILES,
+    RUNTIME,
     SERVICE,
     THREE,
     UNITS,
@@ -59,6 +60,23 @@ ROUNDS = (
             "current points elsewhere",
             f"ln -sfn /tmp {CURRENT}",
             (SERVICE,),
+        ),
+    ),
+    (
+        Drift(
+            "folders open to all and given away",
+            "chmod 777 /opt/edgellm /opt/edgellm/models && chown edgellm /opt/edgellm/runtimes",
+            (RELEASE_FILES, SERVICE),
+        ),
+        Drift(
+            "model open to all and given away",
+            f"chmod 666 {MODEL_PATH} && chown edgellm {MODEL_PATH}",
+            (MODEL, SERVICE),  # verified where it is, not sent again
+        ),
+        Drift(
+            "runtime damaged, and in force",
+            f"rm {CURRENT}/runtime/uvicorn/main.py && systemctl restart edgellm",
+            (RUNTIME, SERVICE),
         ),
     ),
     (

@@ -163,6 +163,7 @@ class Fleet:
         directory = layout.release_directory(release.id)
         paths = [
             *layout.EVERYTHING,
+            *(layout.MODELS, layout.RUNTIMES, layout.RELEASES, directory),
             layout.API_KEYS,
             layout.PROBE_KEY,
             f"{layout.BEFORE}/vm.swappiness",

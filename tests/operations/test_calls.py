@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from edgellm.errors import EdgellmError
 from edgellm.facts.service import ServiceState
 from edgellm.health import TtftBudget
 from edgellm.operations import kernel, model, paths, runtime, service, smoke, zram
-from edgellm.operations.containment import contained_call, fail
+from edgellm.operations.containment import contained_call, fail, host_operation
 from edgellm.operations.paths import HostFile
 from edgellm.operations.runtime import unpack
 from edgellm.operations.smoke import SmokeTest
@@ -473,6 +474,34 @@ def test_what_a_call_raises_fails_its_host_alone(scripted_host: Any, notes: reco
     failure = notes.hosts["pi5-01"].failure
     assert failure is not None
     assert failure.have == "gone"
+
+
+@pytest.mark.parametrize("command", [StringCommand("systemctl", "restart", "x"), " systemctl "])
+@pytest.mark.parametrize("error", [EOFError(), SSHException("not active"), OSError("reset")])
+def test_a_link_that_ends_before_a_command_fails_its_host_alone(
+    scripted_host: Any,
+    commands_of: Commands,
+    notes: recorder.Run,
+    command: Any,
+    error: Exception,
+) -> None:
+    host = scripted_host(answers=[error])
+
+    @host_operation()
+    def restarted() -> Generator[Any]:
+        yield command
+
+    (contained,) = commands_of(restarted, host)
+    assert str(contained) == str(command).strip()
+    with ctx_host.use(host):
+        ok, output = contained.execute(
+            SimpleNamespace(print_output=False, print_input=False), host, {}
+        )
+    assert ok is False
+    assert output.combined_lines == []
+    failure = notes.hosts["pi5-01"].failure
+    assert failure is not None
+    assert failure.what == "the connection"
 
 
 def test_the_first_reason_stands(scripted_host: Any, notes: recorder.Run) -> None:

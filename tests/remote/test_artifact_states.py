@@ -45,6 +45,11 @@ def test_a_model_that_was_touched_is_not_whole(run: Run, model: Path) -> None:
     assert not model_is_whole(run, model)
 
 
+def test_a_model_that_others_may_write_to_is_not_whole(run: Run, model: Path) -> None:
+    model.chmod(0o666)
+    assert not model_is_whole(run, model)
+
+
 def test_a_model_that_was_truncated_is_not_whole(run: Run, model: Path) -> None:
     times = (model.stat().st_atime_ns, model.stat().st_mtime_ns)
     os.truncate(model, len(CONTENT) - 1)
@@ -85,15 +90,17 @@ def test_the_model_is_not_read(run: Run, model: Path) -> None:
     assert not model_is_whole(run, model)
 
 
-def test_a_runtime_is_whole_by_its_marker_and_id(run: Run, tmp_path: Path) -> None:
-    done, other, half = (tmp_path / name for name in ("done", "other", "half"))
-    for directory, text in ((done, "rt-1\n"), (other, "rt-0\n"), (half, None)):
+def test_a_runtime_without_its_marker_or_with_another_is_not_whole(
+    run: Run, tmp_path: Path
+) -> None:
+    old, other, half = (tmp_path / name for name in ("old", "other", "half"))
+    for directory, text in ((old, "rt-1\n"), (other, "rt-0\n"), (half, None)):
         directory.mkdir()
         if text is not None:
             (directory / ".complete").write_text(text)
-    wanted = {str(path): "rt-1" for path in (done, other, half, tmp_path / "absent")}
+    wanted = {str(path): "rt-1" for path in (old, other, half, tmp_path / "absent")}
     assert run("artifact_states", {"models": {}, "runtimes": wanted}).answer == {
-        str(done): True,
+        str(old): False,
         str(other): False,
         str(half): False,
         str(tmp_path / "absent"): False,

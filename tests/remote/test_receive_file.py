@@ -82,7 +82,7 @@ def test_a_file_that_came_whole_is_in_place_after_finish_and_not_before(
     assert sorted(os.listdir(receive.path.parent)) == ["m.gguf", "m.gguf.manifest.json"]
 
 
-def test_the_manifest_notes_digest_size_time_and_inode(receive: Receiver) -> None:
+def test_the_manifest_notes_digest_size_time_inode_mode_and_owner(receive: Receiver) -> None:
     receive("append", CONTENT)
     receive("finish")
     found = receive.path.stat()
@@ -91,6 +91,9 @@ def test_the_manifest_notes_digest_size_time_and_inode(receive: Receiver) -> Non
         "size_bytes": found.st_size,
         "mtime_ns": found.st_mtime_ns,
         "inode": found.st_ino,
+        "mode": 0o644,
+        "uid": os.getuid(),
+        "gid": os.getgid(),
     }
 
 
@@ -216,15 +219,16 @@ def test_a_power_cut_between_the_file_and_its_manifest_is_mended_by_the_next_run
     cut = start(
         "receive_file",
         receive.job("finish"),
-        replacing={"        manifest = {": "        os.kill(os.getpid(), 9)\n        manifest = {"},
+        replacing={
+            "        with open(part,": "        os.kill(os.getpid(), 9)\n        with open(part,"
+        },
     )
     end(cut)
     assert cut.returncode == -signal.SIGKILL
     assert receive.path.read_bytes() == CONTENT
     wanted = {"models": {str(receive.path): receive.sha256}, "runtimes": {}}
     assert run("artifact_states", wanted).answer == {str(receive.path): False}
-    offset = receive("offset")["offset"]
-    receive("append", CONTENT[offset:])
+    assert receive("offset") == {"ok": True, "offset": len(CONTENT)}  # nothing is sent again
     assert receive("finish")["ok"] is True
     assert run("artifact_states", wanted).answer == {str(receive.path): True}
 
@@ -268,8 +272,29 @@ def test_a_file_that_is_whole_already_is_not_asked_for_again(receive: Receiver) 
     assert not receive.part.exists()
 
 
-def test_a_file_that_was_touched_since_is_asked_for_again(receive: Receiver) -> None:
+@pytest.mark.parametrize(
+    "touch", [lambda path: os.utime(path, ns=(1, 1)), lambda p: p.chmod(0o666)]
+)
+def test_a_file_that_was_touched_since_is_verified_again_and_not_asked_for(
+    receive: Receiver, touch: Callable[[Path], None]
+) -> None:
     receive("append", CONTENT)
     receive("finish")
-    os.utime(receive.path, ns=(1, 1))
+    inode = receive.path.stat().st_ino
+    touch(receive.path)
+    assert receive("offset") == {"ok": True, "offset": len(CONTENT)}
+    assert receive("finish") == {"ok": True, "offset": len(CONTENT)}
+    assert receive.path.stat().st_ino == inode
+    assert stat.S_IMODE(receive.path.stat().st_mode) == 0o644
+
+
+def test_a_file_that_was_damaged_since_is_asked_for_again(receive: Receiver) -> None:
+    receive("append", CONTENT)
+    receive("finish")
+    receive.path.write_bytes(b"x" * len(CONTENT))
+    assert receive("offset") == {"ok": True, "offset": len(CONTENT)}
+    assert receive("finish")["kind"] == "digest"
     assert receive("offset") == {"ok": True, "offset": 0}
+    receive("append", CONTENT)
+    assert receive("finish")["ok"] is True
+    assert receive.path.read_bytes() == CONTENT

@@ -64,6 +64,11 @@ class Host:
         answer: dict[str, Any] = done.answer
         return answer
 
+    def is_whole(self) -> bool:
+        wanted = {"models": {}, "runtimes": {str(self.directory): ID}}
+        whole: bool = self._run("artifact_states", wanted).answer[str(self.directory)]
+        return whole
+
     @property
     def names(self) -> list[str]:
         return sorted(os.listdir(self.runtimes))
@@ -78,8 +83,36 @@ def test_a_runtime_that_runs_here_gets_its_name_and_its_archive_is_gone(host: Ho
     host.receives()
     assert host.unpack() == {"ok": True, "selfcheck": {"ok": True, "engine": "1.0"}}
     assert host.names == [ID]
-    assert (host.directory / ".complete").read_text() == f"{ID}\n"
+    assert host.is_whole()
     assert (host.directory / "edgellm_server" / "selfcheck.py").read_text() == OK
+
+
+@pytest.mark.parametrize(
+    "touch",
+    [
+        pytest.param(lambda path: path.unlink(), id="removed"),
+        pytest.param(lambda path: path.write_text("other"), id="edited"),
+        pytest.param(lambda path: path.chmod(0o666), id="open to others"),
+        pytest.param(lambda path: path.with_name("more.py").touch(), id="another beside it"),
+        pytest.param(lambda path: path.parent.chmod(0o777), id="its folder open to others"),
+    ],
+)
+def test_a_runtime_that_was_touched_since_is_not_whole(
+    host: Host, touch: Callable[[Path], None]
+) -> None:
+    host.receives()
+    host.unpack()
+    touch(host.directory / "edgellm_server" / "__init__.py")
+    assert not host.is_whole()
+
+
+def test_a_runtime_with_bytecode_that_a_person_caused_is_whole(host: Host) -> None:
+    host.receives()
+    host.unpack()
+    cache = host.directory / "edgellm_server" / "__pycache__"
+    cache.mkdir()
+    (cache / "app.cpython-311.pyc").touch()
+    assert host.is_whole()
 
 
 def test_bytecode_of_the_self_check_does_not_stay(host: Host) -> None:
@@ -203,4 +236,4 @@ def test_a_failed_runtime_leaves_the_one_that_is_in_use_alone(host: Host) -> Non
     host.unpack()
     host.receives(selfcheck="raise SystemExit(1)")
     assert host.unpack()["ok"] is False
-    assert (host.directory / ".complete").read_text() == f"{ID}\n"
+    assert host.is_whole()
