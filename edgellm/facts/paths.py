@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pyinfra.api import FactBase, StringCommand
 
 from edgellm.facts.reading import unreadable
-from edgellm.remote import script_command
+from edgellm.remote import json_answer, script_command
 
 T = TypeVar("T")
 
@@ -56,10 +56,8 @@ def one_json_object(output: list[str], shape: Callable[[dict[str, Any]], T]) -> 
 
     Any other exception here would end the run for all hosts.
     """
-    try:
-        found = json.loads(output[-1])
-        if isinstance(found, dict):
+    found = json_answer(output)
+    if found is not None:
+        with contextlib.suppress(LookupError, ValueError, TypeError, AttributeError):
             return shape(found)
-    except (LookupError, ValueError, TypeError, AttributeError, RecursionError):
-        pass
     raise unreadable(f"not the script's JSON object: {''.join(output[-1:])[:120]!r}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from edgellm.facts.paths import ArtifactsWhole
 from edgellm.facts.reading import read
 from edgellm.operations.containment import connector_arguments, contained_call, host_operation
 from edgellm.operations.transfer import Transfer, send
-from edgellm.remote import script_command
+from edgellm.remote import json_answer, script_command
 
 if TYPE_CHECKING:
     from pyinfra.api import Host, State
@@ -51,11 +50,8 @@ def unpack(
     _, output = host.run_shell_command(
         script_command("unpack_runtime", job), **{**arguments, "_timeout": UNPACK_WITHIN_S}
     )
-    try:
-        answer = json.loads(output.stdout_lines[-1])
-    except (IndexError, ValueError):
-        answer = None
-    if not isinstance(answer, dict):
+    answer = json_answer(output.stdout_lines)
+    if answer is None:
         answer = {"kind": "os", "error": " ".join(output.stderr_lines)[:400]}
     if answer.get("ok") is True:
         return

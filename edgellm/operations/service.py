@@ -61,9 +61,7 @@ def running(
     )
     if not state.active or state.running_release != release_id or runs_other_files:
         stale = True
-        # A unit that had given up (StartLimitBurst) would refuse the restart
-        yield StringCommand("systemctl", "reset-failed", UNIT, "2>/dev/null", "||", "true")
-        yield StringCommand("systemctl", "restart", UNIT)
+        yield from restart()
     recorder.note_release(host, release_id)
     if not stale:
         host.noop(f"{UNIT} already runs release {release_id}")
@@ -116,8 +114,7 @@ def rolled_back(required: bool) -> Generator[StringCommand]:
     )
     yield point(CURRENT, previous)
     yield StringCommand("systemctl", "daemon-reload")
-    yield StringCommand("systemctl", "reset-failed", UNIT, "2>/dev/null", "||", "true")
-    yield StringCommand("systemctl", "restart", UNIT)
+    yield from restart()
     recorder.note_release(host, previous)
 
 
@@ -134,6 +131,12 @@ def releases_pruned(keep: int) -> Generator[StringCommand]:
         yield StringCommand("rm", "-rf", "--", *(QuoteString(path) for path in gone))
     else:
         host.noop(f"{len(installed.releases)} releases, none to prune")
+
+
+def restart() -> Generator[StringCommand]:
+    """Also of a unit that had given up (StartLimitBurst), which would refuse it."""
+    yield StringCommand("systemctl", "reset-failed", UNIT, "2>/dev/null", "||", "true")
+    yield StringCommand("systemctl", "restart", UNIT)
 
 
 def point(link: str, release_id: str) -> StringCommand:

@@ -9,9 +9,10 @@ import json
 import os
 import select
 import shutil
-import stat
 import sys
 from typing import Any, NoReturn
+
+from edgellm.remote.wholeness import manifest_of, model_is_whole
 
 STALL_S = 45
 job = json.loads(sys.argv[1])
@@ -31,34 +32,11 @@ def sync_directory() -> None:
     os.close(folder)
 
 
-def manifest_of_now() -> dict[str, Any]:
-    found = os.stat(path)
-    return {
-        "sha256": job["sha256"],
-        "size_bytes": found.st_size,
-        "mtime_ns": found.st_mtime_ns,
-        "inode": found.st_ino,
-        "mode": stat.S_IMODE(found.st_mode),
-        "uid": found.st_uid,
-        "gid": found.st_gid,
-    }
-
-
-def is_whole() -> bool:
-    """The file is in its place, as it was when its digest had been checked."""
-    try:
-        with open(path + ".manifest.json") as text:
-            whole: bool = json.load(text) == manifest_of_now()
-    except (OSError, ValueError):
-        return False
-    return whole
-
-
 def has_the_size() -> bool:
     return os.path.isfile(path) and not os.path.islink(path) and os.stat(path).st_size == size_bytes
 
 
-if job["action"] != "append" and is_whole():
+if job["action"] != "append" and model_is_whole(path, job["sha256"]):
     print(json.dumps({"ok": True, "offset": size_bytes}))
     sys.exit(0)
 
@@ -109,7 +87,7 @@ try:
         os.rename(part, path)
         sync_directory()
         with open(part, "w") as text:
-            json.dump(manifest_of_now(), text)
+            json.dump(manifest_of(path, job["sha256"]), text)
             text.flush()
             os.fsync(text.fileno())
         os.rename(part, path + ".manifest.json")

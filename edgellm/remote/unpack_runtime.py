@@ -1,6 +1,5 @@
 # argv[1]: JSON {archive, directory, id}. Unpacks beside its place, runs it once, renames it into
 # place: a runtime that cannot run on this host never gets its final name.
-import hashlib
 import json
 import os
 import shutil
@@ -10,26 +9,11 @@ import tarfile
 import zlib
 from typing import Any, NoReturn
 
+from edgellm.remote.wholeness import fingerprint
+
 job = json.loads(sys.argv[1])
 directory = job["directory"]
 staging = os.path.join(os.path.dirname(directory), "." + job["id"] + ".unpacking")
-
-
-def fingerprint(directory: str) -> str:
-    """Of names, sizes, times, modes and owners; artifact_states has the same."""
-    lines: list[list[Any]] = []
-    for folder, _, names in os.walk(directory):
-        if os.path.basename(folder) == "__pycache__":
-            continue
-        for name in ["", *names]:
-            found = os.lstat(os.path.join(folder, name))
-            line: list[Any] = [os.path.relpath(folder, directory), name]
-            line += [found.st_mode, found.st_uid, found.st_gid]
-            if name:
-                line += [found.st_size, found.st_mtime_ns]
-            if name != ".complete":
-                lines.append(line)
-    return hashlib.sha256(json.dumps(sorted(lines)).encode()).hexdigest()
 
 
 def fail(kind: str, **more: Any) -> NoReturn:

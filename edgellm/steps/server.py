@@ -5,13 +5,14 @@ from __future__ import annotations
 from pyinfra.api.operation import OperationMeta
 
 from edgellm import layout, render
+from edgellm.facts.service import SLICE, UNIT
 from edgellm.operations import paths, service
 from edgellm.operations.paths import HostDirectory, HostFile
 from edgellm.prepare import Context
 from edgellm.release import Release
 from edgellm.steps.step import step
 
-UNITS = ("edgellm.service", "edgellm.slice")
+UNITS = (UNIT, SLICE)
 
 
 @step("Server")

@@ -185,7 +185,7 @@ class Fleet:
         }
         return {
             "section format": probe,
-            "def model_is_whole": json.dumps(whole),
+            "def runtime_is_whole": json.dumps(whole),
             "def state_of": json.dumps({path: {"kind": "absent"} for path in paths}),
             "def release_of": json.dumps(installed),
             "SliceReload": ["ActiveState=inactive", "UnitFileState=", "Release=", "Current="],

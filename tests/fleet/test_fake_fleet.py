@@ -26,7 +26,7 @@ def mixed(new_fleet: Callable[[], Any]) -> Any:
     fleet.add(
         "new-model",
         responses={
-            "def model_is_whole": json.dumps(
+            "def runtime_is_whole": json.dumps(
                 {
                     f"/opt/edgellm/models/{fleet.depot.model_sha256}.gguf": False,
                     **{
@@ -44,8 +44,8 @@ def mixed(new_fleet: Callable[[], Any]) -> Any:
     fleet.add("bad-cpu", "x86_64", board="x86-no-avx2")
     fleet.add("bad-probe", responses={"section format": "Segmentation fault"})
     fleet.add("mute-probe", responses={"section format": DOWN})
-    fleet.add("no-python", responses={"def model_is_whole": DOWN})
-    fleet.add("odd-artifacts", responses={"def model_is_whole": "{}"})
+    fleet.add("no-python", responses={"def runtime_is_whole": DOWN})
+    fleet.add("odd-artifacts", responses={"def runtime_is_whole": "{}"})
     fleet.add("odd-paths", responses={"def state_of": "{}"})
     fleet.add("mute-paths", responses={"def state_of": DOWN})
     fleet.add("mute-service", responses={"SliceReload": DOWN})
@@ -59,7 +59,7 @@ def mixed(new_fleet: Callable[[], Any]) -> Any:
 def _not_whole(fleet: Any) -> dict[str, str]:
     model = f"/opt/edgellm/models/{fleet.depot.model_sha256}.gguf"
     runtimes = {f"/opt/edgellm/runtimes/{i}": True for i in fleet.depot.runtime_ids.values()}
-    return {"def model_is_whole": json.dumps({model: False, **runtimes})}
+    return {"def runtime_is_whole": json.dumps({model: False, **runtimes})}
 
 
 def _full() -> str:
