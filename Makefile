@@ -38,8 +38,9 @@ fix: $(VENV)/.dev ## Let ruff mend and format what it can
 lock: $(VENV)/.dev ## Pin the newest versions that pyproject.toml allows, with hashes
 	$(PYTHON) -m pip install -q uv
 	$(VENV)/bin/uv pip compile $(LOCK) --universal pyproject.toml -o requirements/control.txt
-	$(VENV)/bin/uv pip compile $(LOCK) --universal pyproject.toml --group test --group check --group host -o requirements/dev.txt
 	$(VENV)/bin/uv pip compile $(LOCK) --python-platform x86_64-manylinux_2_28 --group pyproject.toml:host -o requirements/host.txt
+	# What the tests run is what the hosts run
+	$(VENV)/bin/uv pip compile $(LOCK) --universal --constraint requirements/host.txt pyproject.toml --group test --group check --group host -o requirements/dev.txt
 LOCK := -q --upgrade --python-version 3.10 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate
 
 clean: demo-down ## Also remove images, models, runtimes and the environment of this clone
