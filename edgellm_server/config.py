@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
+from typing import Literal, cast
+from urllib.parse import urlsplit
 
-# A short request behind a ~900-token prefill waited 1.75 s with 128 and 7.97 s with llama.cpp's
-# default of 2048, since a batch is never interrupted (docs/tuning.md).
-DEFAULT_N_BATCH = 128
+# A batch is never interrupted: what arrives meanwhile waits for it. docs/tuning.md has the figures.
+DEFAULT_N_BATCH = 64
 DEFAULT_N_CTX = 2048
 DEFAULT_MAX_TOKENS = 256
 DEFAULT_MAX_QUEUE = 8
 DEFAULT_MAX_BODY_BYTES = 1024 * 1024
+DEFAULT_ENGINE_STALL_S = 120
 
 _SHA256_HEX = re.compile(r"[0-9a-f]{64}")
 
@@ -30,7 +33,8 @@ class ConfigError(Exception):
 class ServerConfig:
     """What one server process is to do. `n_ctx` is tokens of one slot, not of all slots."""
 
-    model_path: Path
+    engine: Literal["llama", "forward"]
+    model_path: Path  # not read by the forwarding engine
     model_name: str
     n_threads: int
     n_threads_batch: int
@@ -47,21 +51,36 @@ class ServerConfig:
     api_key_hashes: tuple[str, ...] | None
     # CPUs of each worker, where there are several; (): the process stays where it was started.
     worker_cpus: tuple[tuple[int, ...], ...]
+    # The forwarding engine's: an OpenAI-compatible server on loopback. "": its first model.
+    upstream_url: str
+    upstream_model: str
+    upstream_key: str | None
+    web_ui: bool
+    cors_origins: tuple[str, ...]
+    log_prompts: bool
+    # An engine that makes no progress on running work for this long is hung.
+    engine_stall_s: int
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> ServerConfig:
         """EDGELLM_* variables -> ServerConfig. Raises ConfigError with every fault found.
 
-        Required: EDGELLM_MODEL_PATH, EDGELLM_MODEL_NAME, EDGELLM_N_THREADS. The rest has a
-        default. Reads the files that EDGELLM_SYSTEM_PROMPT_FILE and EDGELLM_API_KEYS_FILE name;
-        leaves the model file alone (whether it loads is the engine's to say).
+        Required: EDGELLM_MODEL_NAME, and for the llama engine EDGELLM_MODEL_PATH and
+        EDGELLM_N_THREADS, for the forwarding one EDGELLM_UPSTREAM_URL. The rest has a default.
+        Reads the files that EDGELLM_*_FILE name; leaves the model file alone (whether it loads is
+        the engine's to say).
         """
         read = _Reader(environ)
-        n_threads = read.integer("EDGELLM_N_THREADS", None, 1, 512)
+        engine = read.choice("EDGELLM_ENGINE", ("llama", "forward"))
+        is_llama = engine == "llama"
+        n_threads = read.integer("EDGELLM_N_THREADS", None if is_llama else 1, 1, 512)
         n_ctx = read.integer("EDGELLM_N_CTX", DEFAULT_N_CTX, 64, 1_048_576)
         max_tokens = read.integer("EDGELLM_MAX_TOKENS", DEFAULT_MAX_TOKENS, 1, 1_048_576)
         config = cls(
-            model_path=Path(read.text("EDGELLM_MODEL_PATH", "the path of a GGUF file")),
+            engine=cast(Literal["llama", "forward"], engine),
+            model_path=Path(
+                read.text("EDGELLM_MODEL_PATH", "the path of a GGUF file") if is_llama else ""
+            ),
             model_name=read.text("EDGELLM_MODEL_NAME", "the id to serve in /v1/models"),
             n_threads=n_threads,
             n_threads_batch=read.integer("EDGELLM_N_THREADS_BATCH", n_threads, 1, 512),
@@ -79,6 +98,15 @@ class ServerConfig:
             system_prompt=read.system_prompt("EDGELLM_SYSTEM_PROMPT_FILE"),
             api_key_hashes=read.api_key_hashes("EDGELLM_API_KEYS_FILE"),
             worker_cpus=read.worker_cpus("EDGELLM_WORKER_CPUS"),
+            upstream_url="" if is_llama else read.loopback_url("EDGELLM_UPSTREAM_URL"),
+            upstream_model=environ.get("EDGELLM_UPSTREAM_MODEL", "").strip(),
+            upstream_key=read.secret("EDGELLM_UPSTREAM_KEY_FILE"),
+            web_ui=read.flag("EDGELLM_WEB_UI", default="1"),
+            cors_origins=read.origins("EDGELLM_CORS_ORIGINS"),
+            log_prompts=read.flag("EDGELLM_LOG_PROMPTS"),
+            engine_stall_s=read.integer(
+                "EDGELLM_ENGINE_STALL_S", DEFAULT_ENGINE_STALL_S, 1, 86_400
+            ),
         )
         if not read.faults and max_tokens >= n_ctx:
             read.faults.append(
@@ -120,11 +148,57 @@ class _Reader:
             return lowest
         return int(raw)
 
-    def flag(self, name: str) -> bool:
-        raw = self._environ.get(name, "").strip()
-        if raw not in ("", "0", "1"):
+    def flag(self, name: str, default: str = "0") -> bool:
+        raw = self._environ.get(name, "").strip() or default
+        if raw not in ("0", "1"):
             self._fault(name, "0 or 1", repr(raw))
         return raw == "1"
+
+    def choice(self, name: str, choices: tuple[str, ...]) -> str:
+        """The first of `choices` where the variable is not set."""
+        raw = self._environ.get(name, "").strip() or choices[0]
+        if raw not in choices:
+            self._fault(name, " or ".join(choices), repr(raw))
+            return choices[0]
+        return raw
+
+    def loopback_url(self, name: str) -> str:
+        """'http://127.0.0.1:8080/v1/' -> the same without the last slash."""
+        want = "an http:// URL on loopback, such as http://127.0.0.1:8080/v1"
+        raw = self.text(name, want)
+        if not raw:
+            return ""
+        try:
+            url = urlsplit(raw)
+            url.port  # noqa: B018  # raises where it is no number
+            local = url.hostname == "localhost" or ip_address(url.hostname or "").is_loopback
+        except ValueError:
+            local = False
+        if not local or url.scheme != "http" or url.username or url.query or url.fragment:
+            self._fault(name, want, repr(raw))
+        return raw.rstrip("/")
+
+    def origins(self, name: str) -> tuple[str, ...]:
+        """'https://a.example, http://b:8080' -> each, as browsers write an Origin header."""
+        raw = self._environ.get(name, "")
+        origins = tuple(origin.strip() for origin in raw.split(",") if origin.strip())
+        for origin in origins:
+            # No "*": whoever wants every page of the web to ask this host can name a proxy's.
+            if not re.fullmatch(
+                r"https?://[a-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:]+\](:[0-9]{1,5})?", origin
+            ):
+                self._fault(name, "origins such as https://panel.example:8443", repr(origin))
+        return origins
+
+    def secret(self, name: str) -> str | None:
+        """The one line of a file."""
+        text = self._file_text(name)
+        if text is None:
+            return None
+        secret = text.strip()
+        if not secret or not secret.isascii() or not secret.isprintable():
+            self._fault(name, "a file with one key in it", f"{self._environ[name]} (no such key)")
+        return secret
 
     def worker_cpus(self, name: str) -> tuple[tuple[int, ...], ...]:
         """'0-2,4/5-7' -> ((0, 1, 2, 4), (5, 6, 7)): the kernel's cpulists, one a worker."""

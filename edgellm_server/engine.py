@@ -1,7 +1,6 @@
 """What generates tokens: the Engine protocol, and llama.cpp in this process.
 
-A second engine (one that forwards to any OpenAI-compatible server on loopback) needs to give only
-`load`, `chat`, `stop` and `n_slots`.
+The other engine, which forwards to a server on loopback, is in forward.py.
 """
 
 from __future__ import annotations
@@ -13,19 +12,29 @@ import secrets
 import shutil
 import tempfile
 import threading
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from edgellm_server.config import ServerConfig
-from edgellm_server.request import ChatRequest, Message
+from edgellm_server.notify import notify
+from edgellm_server.request import ChatRequest, CompletionRequest, Message
+from edgellm_server.slot_choice import SlotState, choose_slot, common_chars
 from edgellm_server.stream import Usage
 
 # llama.cpp's levels: 1 errors, 2 warnings, 3 info. Level 2 writes two lines for each request whose
 # prompt is cached; level 1 leaves what explains a failed load.
 _LOG_ERRORS_ONLY: Final = 1
+
+# A prompt with more to compute than this many batches is long: others are not made to wait for it.
+_LONG_BATCHES: Final = 2
+# For choosing a slot only. English has some 4 characters a token, other scripts fewer.
+_CHARS_PER_TOKEN: Final = 3
+_READ_BYTES: Final = 8 * 1024 * 1024
+_SAMPLES: Final = 64
 
 
 class EngineError(Exception):
@@ -47,6 +56,22 @@ class RefusedError(Exception):
     """The engine finds fault with this request alone (the chat template refuses it, say)."""
 
 
+class BusyError(Exception):
+    """The engine takes no more work now. Where it says until when, in `retry_after_s`."""
+
+    def __init__(self, message: str, retry_after_s: int = 2) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """The engine's own clock, in ms: computing the prompt, generating the tokens."""
+
+    prompt_ms: float
+    predicted_ms: float
+
+
 @dataclass(frozen=True, slots=True)
 class Accepted:
     """The prompt fits and a slot works on it. Comes once, before any Token."""
@@ -65,6 +90,7 @@ class Finished:
 
     reason: str
     usage: Usage
+    timings: Timings | None = None
 
 
 Event = Accepted | Token | Finished
@@ -124,6 +150,12 @@ class Engine(Protocol):
     def chat(self, request: ChatRequest) -> Generation:
         """Start one answer. The caller keeps within `n_slots` at a time."""
 
+    def complete(self, request: CompletionRequest) -> Generation:
+        """As `chat`, for a text without a chat template."""
+
+    def silent_s(self) -> float:
+        """Seconds since the engine did anything for the work it has; 0 without. From any thread."""
+
     async def stop(self) -> None:
         """Stop what runs and free everything."""
 
@@ -145,9 +177,16 @@ class LlamaEngine:
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
         self._server: Any = None
-        self._running: set[Generation] = set()
-        # handle_chat_completions blocks for the length of an answer: one thread a slot.
-        self._pool = ThreadPoolExecutor(config.n_parallel, thread_name_prefix="edgellm-slot")
+        self._running: dict[Generation, SlotState] = {}
+        self._slots = [SlotState(index) for index in range(config.n_parallel)]
+        self._long_chars = _LONG_BATCHES * config.n_batch * _CHARS_PER_TOKEN
+        self._n_started = 0
+        self._warming: Generation | None = None
+        self._keeping_warm: asyncio.Task[None] | None = None
+        self._progress = time.monotonic()
+        # handle_chat_completions blocks for the length of an answer: one thread a slot, and one
+        # for a warm-up that is just being cancelled.
+        self._pool = ThreadPoolExecutor(config.n_parallel + 1, thread_name_prefix="edgellm-slot")
 
     @property
     def n_slots(self) -> int:
@@ -155,13 +194,34 @@ class LlamaEngine:
 
     async def load(self) -> None:
         loop = asyncio.get_running_loop()
+        check_gguf(self._config.model_path)
+        # Loading holds Python's lock, so nothing else runs here meanwhile, not even /health. What
+        # takes long, the disk, is therefore waited for before.
+        await loop.run_in_executor(self._pool, read_into_page_cache, self._config.model_path)
+        notify("STATUS=loading the model")
         self._server = await loop.run_in_executor(self._pool, self._open_server)
-        await self._warm_up()
+        await self._generate_a_token()
+        self._keeping_warm = asyncio.create_task(self._warm_all_slots())
 
     def chat(self, request: ChatRequest) -> Generation:
-        return self._start(request, id_slot=None)
+        messages = _with_system_prompt(request.messages, self._config.system_prompt)
+        body = _llama_body(request) | {
+            "messages": [{"role": m.role, "content": m.content} for m in messages]
+        }
+        if request.response_format is not None:
+            body["response_format"] = request.response_format
+        return self._start(body, _text_of(messages), self._handle_chat)
+
+    def complete(self, request: CompletionRequest) -> Generation:
+        body = _llama_body(request) | {"prompt": request.prompt}
+        return self._start(body, request.prompt, self._handle_completion)
+
+    def silent_s(self) -> float:
+        return time.monotonic() - self._progress if self._running else 0.0
 
     async def stop(self) -> None:
+        if self._keeping_warm is not None:
+            self._keeping_warm.cancel()
         running = tuple(self._running)
         for generation in running:
             generation.cancel()
@@ -176,7 +236,6 @@ class LlamaEngine:
         import xllamacpp
 
         config = self._config
-        check_gguf(config.model_path)
         directory = tempfile.mkdtemp(prefix="edgellm-", dir=_runtime_directory())  # mode 0700
         try:
             socket_path = os.path.join(directory, "llama.sock")
@@ -220,43 +279,118 @@ class LlamaEngine:
         finally:
             shutil.rmtree(directory, ignore_errors=True)
 
-    async def _warm_up(self) -> None:
-        """Generate a token in every slot, after the system prompt, which stays in its KV cache."""
-        # _llama_body puts the system prompt in front, as it does for everyone.
-        request = ChatRequest(messages=(Message(role="user", content="Hi"),), max_tokens=2)
-        for id_slot in range(self.n_slots):
-            completion_tokens = 0
-            try:
-                async for event in self._start(request, id_slot=id_slot).events():
-                    if isinstance(event, Finished):
-                        completion_tokens = event.usage.completion_tokens
-            except PromptTooLongError as error:
-                raise EngineError(f"the warm-up prompt does not fit: {error}") from error
-            except RefusedError as error:
-                raise EngineError(f"warm-up refused: {error}") from error
-            if completion_tokens < 1:
-                raise EngineError(f"warm-up generated no token in slot {id_slot}")
+    async def _generate_a_token(self) -> None:
+        """What "ready" means: one real token, behind the system prompt where there is one."""
+        if self._config.system_prompt is None:
+            # The shortest there is: a chat template's head would delay the start by its prefill.
+            generation = self.complete(CompletionRequest(prompt="Hi", max_tokens=1))
+        else:
+            generation = self._prefill_start()
+        completion_tokens = 0
+        try:
+            async for event in generation.events():
+                if isinstance(event, Finished):
+                    completion_tokens = event.usage.completion_tokens
+        except PromptTooLongError as error:
+            raise EngineError(f"the system prompt does not fit: {error}") from error
+        except RefusedError as error:
+            raise EngineError(f"warm-up refused: {error}") from error
+        if completion_tokens < 1:
+            raise EngineError("warm-up generated no token")
+        if self._config.system_prompt is None:
+            for slot in self._slots:
+                slot.text, slot.last_used = "", 0
 
-    def _start(self, request: ChatRequest, id_slot: int | None) -> Generation:
+    async def _warm_all_slots(self) -> None:
+        """While nothing else runs: the start of every conversation, into each slot's KV cache."""
+        start = _text_of(_with_system_prompt((), self._config.system_prompt))
+        for slot in self._slots:
+            # Not once a slot is used: a conversation is worth more, and begins alike most often.
+            while slot.last_used == 0:
+                if self._running:
+                    await asyncio.wait({g.ended for g in self._running})
+                    continue
+                self._warming = generation = self._prefill_start(slot)
+                with contextlib.suppress(EngineError, RefusedError, PromptTooLongError):
+                    async for _ in generation.events():
+                        pass
+                if not generation.cancelled:
+                    slot.text = start
+                    break
+        self._warming = None
+
+    def _prefill_start(self, slot: SlotState | None = None) -> Generation:
+        request = ChatRequest(messages=(Message(role="user", content="Hi"),), max_tokens=1)
+        if slot is None:
+            return self.chat(request)
+        messages = _with_system_prompt(request.messages, self._config.system_prompt)
+        body = _llama_body(request) | {
+            "messages": [{"role": m.role, "content": m.content} for m in messages]
+        }
+        return self._start(body, _text_of(messages), self._handle_chat, slot)
+
+    def _handle_chat(self, body: dict[str, Any], reader: _ChunkReader) -> None:
+        self._server.handle_chat_completions(body, reader)
+
+    def _handle_completion(self, body: dict[str, Any], reader: _ChunkReader) -> None:
+        self._server.handle_completions(body, reader)
+
+    def _start(
+        self, body: dict[str, Any], text: str, handle: _Handle, slot: SlotState | None = None
+    ) -> Generation:
+        """`text`: the prompt as far as it decides what a KV cache has of it."""
+        if slot is None:
+            self._end_warming()
+            slot = choose_slot(self._slots, text, self._long_chars)
         generation = Generation()
-        self._running.add(generation)
-        body = _llama_body(request, self._config, id_slot)
-        loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._pool, self._run, body, generation)
+        self._progress = time.monotonic()
+        self._running[generation] = slot
+        self._n_started += 1
+        slot.busy, slot.last_used = True, self._n_started
+        slot.prefill_chars = len(text) - common_chars(slot.text, text)
+        slot.text = text
+        reader = _ChunkReader(generation, slot, self._saw_progress)
+        future = asyncio.get_running_loop().run_in_executor(
+            self._pool, self._run, body | {"id_slot": slot.index}, reader, handle
+        )
 
         def ended(_: asyncio.Future[None]) -> None:
-            self._running.discard(generation)
+            del self._running[generation]
+            is_warming = generation is self._warming
+            if is_warming:
+                self._warming = None
+            # Else a request has this slot, which a warm-up was told to leave.
+            if all(other is not slot for other in self._running.values()):
+                slot.busy = False
+                slot.prefill_chars = 0
+                if is_warming:
+                    slot.last_used = 0
+                if reader.prompt_is_cached:
+                    slot.text = text + "".join(reader.text)
+                else:
+                    slot.text = (
+                        ""  # cut short in mid-prefill: some of it is there, unknown how much
+                    )
             generation.end()
 
         future.add_done_callback(ended)
         return generation
 
-    def _run(self, body: dict[str, Any], generation: Generation) -> None:
+    def _end_warming(self) -> None:
+        """A request comes first. llama.cpp ends the warm-up after its batch, and frees the slot."""
+        if self._warming is not None and not self._warming.cancelled:
+            self._warming.cancel()
+            self._running[self._warming].busy = False
+
+    def _saw_progress(self) -> None:
+        self._progress = time.monotonic()
+
+    def _run(self, body: dict[str, Any], reader: _ChunkReader, handle: _Handle) -> None:
         """On a thread of the pool, for as long as the answer takes."""
-        reader = _ChunkReader(generation)
+        generation = reader.generation
         try:
             if not generation.cancelled:
-                self._server.handle_chat_completions(body, reader)
+                handle(body, reader)
             if not reader.closed and not generation.cancelled:
                 generation.emit(EngineError("llama.cpp ended an answer without finishing it"))
         except ValueError as error:
@@ -266,38 +400,56 @@ class LlamaEngine:
             generation.emit(EngineError(f"{type(error).__name__}: {_first_line(error)}"))
 
 
+_Handle = Callable[[dict[str, Any], "_ChunkReader"], None]
+
+
 class _ChunkReader:
     """llama.cpp's chunks -> events. Called with a dict or a list of them; True stops it."""
 
-    def __init__(self, generation: Generation) -> None:
-        self._generation = generation
+    def __init__(
+        self, generation: Generation, slot: SlotState, saw_progress: Callable[[], None]
+    ) -> None:
+        self.generation = generation
+        self._slot = slot
+        self._prompt_chars = slot.prefill_chars
+        self._saw_progress = saw_progress
         self._accepted = False
         self._reason = "stop"
+        self.text: list[str] = []
+        self.prompt_is_cached = False
         self.closed = False
 
     def __call__(self, chunk: dict[str, Any] | list[dict[str, Any]]) -> bool:
+        self._saw_progress()
         for item in chunk if isinstance(chunk, list) else [chunk]:
             self._read(item)
         # During prefill too: return_progress makes llama.cpp call for each batch of the prompt.
-        return self._generation.cancelled
+        return self.generation.cancelled
 
     def _read(self, chunk: dict[str, Any]) -> None:
         if (error := chunk.get("error")) is not None:
             self.closed = True
-            self._generation.emit(_error_of(error))
+            self.generation.emit(_error_of(error))
             return
         if not self._accepted:
             self._accepted = True
-            self._generation.emit(Accepted())
+            self.generation.emit(Accepted())
+        if (progress := chunk.get("prompt_progress")) is not None:
+            self._note_prefill(progress)
         for choice in chunk.get("choices") or ():
-            # The first chunk's content is null: a role, not a token.
-            if text := (choice.get("delta") or {}).get("content"):
-                self._generation.emit(Token(text))
+            # A chat's first chunk has content null: a role, not a token.
+            if text := (choice.get("delta") or choice).get("content") or choice.get("text"):
+                self._slot.prefill_chars = 0
+                self.prompt_is_cached = True
+                self.text.append(text)
+                self.generation.emit(Token(text))
             self._reason = choice.get("finish_reason") or self._reason
         if (usage := chunk.get("usage")) is not None:
             self.closed = True
+            self.prompt_is_cached = True
             details = usage.get("prompt_tokens_details") or {}
-            self._generation.emit(
+            timings = chunk.get("timings") or {}
+            self.generation.emit(
                 Finished(
                     self._reason,
                     Usage(
@@ -305,8 +457,18 @@ class _ChunkReader:
                         cached_tokens=details.get("cached_tokens", 0),
                         completion_tokens=usage["completion_tokens"],
                     ),
+                    Timings(
+                        prompt_ms=timings.get("prompt_ms", 0.0),
+                        predicted_ms=timings.get("predicted_ms", 0.0),
+                    ),
                 )
             )
+
+    def _note_prefill(self, progress: dict[str, int]) -> None:
+        """How much of the prompt is left, for who chooses the next slot."""
+        to_do = progress["total"] - progress["cache"]
+        left = progress["total"] - progress["processed"]
+        self._slot.prefill_chars = self._prompt_chars * left // to_do if to_do > 0 else 0
 
 
 def check_gguf(path: Path) -> None:
@@ -323,12 +485,48 @@ def check_gguf(path: Path) -> None:
         raise EngineError(f"{path}: want a GGUF model, have a file that begins with {magic!r}")
 
 
-def _llama_body(request: ChatRequest, config: ServerConfig, id_slot: int | None) -> dict[str, Any]:
-    messages = request.messages
-    if config.system_prompt is not None and all(m.role != "system" for m in messages):
-        messages = (Message(role="system", content=config.system_prompt), *messages)
+def read_into_page_cache(path: Path) -> None:
+    """Read a file through, unless the kernel holds it already. Tells systemd how far it is."""
+    with path.open("rb", buffering=0) as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        if _is_cached(file.fileno(), size_bytes):
+            return
+        buffer, done_bytes, told = bytearray(_READ_BYTES), 0, time.monotonic()
+        while n_bytes := file.readinto(buffer):
+            done_bytes += n_bytes
+            if time.monotonic() - told > 1:
+                told = time.monotonic()
+                notify(f"STATUS=reading the model: {done_bytes * 100 // max(1, size_bytes)} %")
+
+
+def _is_cached(descriptor: int, size_bytes: int) -> bool:
+    """Whether samples of the file can be had without waiting for the disk."""
+    step = max(1, size_bytes // _SAMPLES)
+    try:
+        for offset in range(0, size_bytes, step):
+            os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT)
+    except OSError:  # EAGAIN: not there yet; EOPNOTSUPP: this file system does not tell
+        return False
+    return True
+
+
+def _with_system_prompt(
+    messages: tuple[Message, ...], system_prompt: str | None
+) -> tuple[Message, ...]:
+    """Ours in front, unless the client brings its own."""
+    if system_prompt is None or any(message.role == "system" for message in messages):
+        return messages
+    return (Message(role="system", content=system_prompt), *messages)
+
+
+def _text_of(messages: tuple[Message, ...]) -> str:
+    """Two conversations that begin alike are texts that begin alike; answers follow seamlessly."""
+    text = "".join(f"\x1e{message.role}\x1f{message.content}" for message in messages)
+    return f"{text}\x1eassistant\x1f" if messages and messages[-1].role == "user" else text
+
+
+def _llama_body(request: ChatRequest | CompletionRequest) -> dict[str, Any]:
     body: dict[str, Any] = {
-        "messages": [{"role": m.role, "content": m.content} for m in messages],
         "max_tokens": request.max_tokens,
         "stream": True,
         "stream_options": {"include_usage": True},
@@ -339,8 +537,6 @@ def _llama_body(request: ChatRequest, config: ServerConfig, id_slot: int | None)
     }
     if request.stop:
         body["stop"] = list(request.stop)
-    if id_slot is not None:
-        body["id_slot"] = id_slot
     return body
 
 

@@ -1,26 +1,34 @@
-"""Body of POST /v1/chat/completions -> ChatRequest, or ApiError naming the field at fault.
+"""Bodies of requests -> ChatRequest, CompletionRequest, or ApiError naming the field at fault.
 
-Pure. Shape: https://platform.openai.com/docs/api-reference/chat/create. Fields that would change
-the answer and are not supported here are refused; fields that would not (user, metadata, store)
-are ignored.
+Pure. Shapes: https://platform.openai.com/docs/api-reference/chat/create and …/completions/create.
+Fields that would change the answer and are not supported here are refused; fields that would not
+(user, metadata, store) are ignored. What is accepted is described in openapi.py.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, NoReturn, cast
+
+from edgellm_server.json_schema import SchemaError, checked_schema
 
 Role = Literal["system", "user", "assistant"]
 
 _ROLES: Final = ("system", "user", "assistant")
-_MAX_STOPS: Final = 16
+MAX_MESSAGES: Final = 1024
+MAX_STOPS: Final = 16
+MAX_STOP_CHARACTERS: Final = 256
+# OpenAI's default for this older route, whose clients count on short answers.
+DEFAULT_COMPLETION_TOKENS: Final = 16
+_SCHEMA_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 # llama.cpp takes a uint32 and reads its highest value as "random".
 _SEED_MODULUS: Final = 2**32 - 1
 
 # Refused unless absent, null or set to the one value that means "off".
-_UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
+_UNSUPPORTED_IN_CHAT: Final[dict[str, tuple[object, ...]]] = {
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
@@ -29,9 +37,17 @@ _UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
     "logprobs": (False,),
     "top_logprobs": (0,),
     "logit_bias": ({},),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
+}
+_UNSUPPORTED_IN_COMPLETIONS: Final[dict[str, tuple[object, ...]]] = {
+    "suffix": ("",),
+    "echo": (False,),
+    "best_of": (1,),
+    "n": (1,),
+    "logprobs": (False,),
+    "logit_bias": ({},),
+    "response_format": ({"type": "text"},),
 }
 
 
@@ -78,10 +94,25 @@ class ChatRequest:
     """One chat, checked. `max_tokens` is already within the server's cap.
 
     `sampling` holds only what the client set, under llama.cpp's names, so that the model's own
-    defaults stay in force for the rest.
+    defaults stay in force for the rest. `response_format` is None for plain text, else
+    {"type": "json_object"} or {"type": "json_schema", "json_schema": {"name", "strict", "schema"}}
+    with a schema of `checked_schema`, as OpenAI and llama.cpp both read it.
     """
 
     messages: tuple[Message, ...]
+    max_tokens: int
+    stream: bool = False
+    include_usage: bool = False
+    stop: tuple[str, ...] = ()
+    sampling: dict[str, float | int] = field(default_factory=dict)
+    response_format: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRequest:
+    """One text to go on with, checked, as `ChatRequest` is. No chat template is put around it."""
+
+    prompt: str
     max_tokens: int
     stream: bool = False
     include_usage: bool = False
@@ -91,13 +122,72 @@ class ChatRequest:
 
 def parse_chat_request(body: bytes, *, model_name: str, max_tokens_cap: int) -> ChatRequest:
     """JSON bytes -> ChatRequest. Raises ApiError: 400 naming the field, 404 for another model."""
+    return parse_chat_data(parse_json(body), model_name=model_name, max_tokens_cap=max_tokens_cap)
+
+
+def parse_chat_data(data: object, *, model_name: str, max_tokens_cap: int) -> ChatRequest:
+    """As `parse_chat_request`, of what `parse_json` made of the body."""
+    body = _checked_object(data, model_name, _UNSUPPORTED_IN_CHAT)
+    messages = _messages(body.get("messages"))
+    stream = _flag(body, "stream")
+    include_usage = _include_usage(body.get("stream_options"))
+    return ChatRequest(
+        messages=messages,
+        max_tokens=_max_tokens(body, max_tokens_cap, max_tokens_cap),
+        stream=stream,
+        include_usage=stream and include_usage,
+        stop=_stops(body.get("stop")),
+        sampling=_sampling(body),
+        response_format=_response_format(body.get("response_format")),
+    )
+
+
+def parse_completion_request(
+    body: bytes, *, model_name: str, max_tokens_cap: int
+) -> CompletionRequest:
+    """JSON bytes -> CompletionRequest. Raises ApiError as `parse_chat_request` does."""
+    data = _checked_object(parse_json(body), model_name, _UNSUPPORTED_IN_COMPLETIONS)
+    prompt = _prompt(data.get("prompt"))
+    stream = _flag(data, "stream")
+    include_usage = _include_usage(data.get("stream_options"))
+    return CompletionRequest(
+        prompt=prompt,
+        max_tokens=_max_tokens(data, DEFAULT_COMPLETION_TOKENS, max_tokens_cap),
+        stream=stream,
+        include_usage=stream and include_usage,
+        stop=_stops(data.get("stop")),
+        sampling=_sampling(data),
+    )
+
+
+def parse_json(body: bytes | str) -> object:
+    """JSON in UTF-8 -> what it holds; every number in it is finite. Raises ApiError 400."""
     try:
-        data = json.loads(body)
-    except (ValueError, RecursionError) as error:
+        # Not left to json.loads, which would take UTF-16 and UTF-32 as well.
+        text = body if isinstance(body, str) else body.decode("utf-8-sig")
+        return json.loads(text, parse_constant=_refuse_number, parse_float=_finite)
+    except RecursionError:
+        raise ApiError(400, "the body is not valid JSON: nested too deeply") from None
+    except ValueError as error:
         raise ApiError(400, f"the body is not valid JSON: {_one_line(error)}") from None
+
+
+def _refuse_number(text: str) -> NoReturn:
+    raise ValueError(f"{text[:32]} is not a finite number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        _refuse_number(text)
+    return value
+
+
+def _checked_object(
+    data: object, model_name: str, unsupported: dict[str, tuple[object, ...]]
+) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ApiError(400, f"the body: want a JSON object, have {_kind_of(data)}")
-
     model = data.get("model")
     if model is not None and not isinstance(model, str):
         raise _wrong("model", "a string", model)
@@ -108,11 +198,11 @@ def parse_chat_request(body: bytes, *, model_name: str, max_tokens_cap: int) -> 
             param="model",
             code="model_not_found",
         )
-    for name, off_values in _UNSUPPORTED.items():
+    for name, off_values in unsupported.items():
         value = data.get(name)
-        # `True == 1` in Python: compare types too.
+        # `True == 1` in Python, but not in JSON.
         if value is not None and not any(
-            type(value) is type(off) and value == off for off in off_values
+            isinstance(value, bool) is isinstance(off, bool) and value == off for off in off_values
         ):
             raise ApiError(
                 400,
@@ -120,17 +210,7 @@ def parse_chat_request(body: bytes, *, model_name: str, max_tokens_cap: int) -> 
                 param=name,
                 code="unsupported_parameter",
             )
-
-    messages = _messages(data.get("messages"))
-    stream = _flag(data, "stream")
-    return ChatRequest(
-        messages=messages,
-        max_tokens=_max_tokens(data, max_tokens_cap),
-        stream=stream,
-        include_usage=stream and _include_usage(data.get("stream_options")),
-        stop=_stops(data.get("stop")),
-        sampling=_sampling(data),
-    )
+    return data
 
 
 def _messages(value: object) -> tuple[Message, ...]:
@@ -138,6 +218,8 @@ def _messages(value: object) -> tuple[Message, ...]:
         raise _wrong("messages", "a list of messages", value)
     if not value:
         raise ApiError(400, "messages: want at least one message, have none", param="messages")
+    if len(value) > MAX_MESSAGES:
+        raise _wrong("messages", f"at most {MAX_MESSAGES} messages", value)
     return tuple(_message(item, f"messages[{index}]") for index, item in enumerate(value))
 
 
@@ -169,16 +251,30 @@ def _text_part(value: object, where: str) -> str:
     return cast(str, value["text"])
 
 
-def _max_tokens(data: dict[str, Any], cap: int) -> int:
+def _prompt(value: object) -> str:
+    where = "prompt"
+    if isinstance(value, list):
+        # OpenAI takes several prompts, and token numbers; neither is of use with one small model.
+        if len(value) != 1 or not isinstance(value[0], str):
+            raise _wrong(where, "a string or a list of exactly one string (no tokens)", value)
+        value, where = value[0], "prompt[0]"
+    if not isinstance(value, str) or not value:
+        raise _wrong(where, "a string that is not empty", value)
+    return _encodable(value, where)
+
+
+def _max_tokens(data: dict[str, Any], default: int, cap: int) -> int:
     # max_completion_tokens is OpenAI's newer name and wins where both are there.
-    for name in ("max_completion_tokens", "max_tokens"):
+    chosen = default
+    for name in ("max_tokens", "max_completion_tokens"):
         value = data.get(name)
         if value is None:
             continue
-        if type(value) is not int or value < 1:
+        count = _whole(value)
+        if count is None or count < 1:
             raise _wrong(name, "a whole number of at least 1", value)
-        return min(value, cap)
-    return cap
+        chosen = count
+    return min(chosen, cap)
 
 
 def _include_usage(value: object) -> bool:
@@ -193,13 +289,53 @@ def _stops(value: object) -> tuple[str, ...]:
     if value is None:
         return ()
     stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or len(stops) > _MAX_STOPS:
-        raise _wrong("stop", f"a string or a list of up to {_MAX_STOPS} strings", value)
+    if not isinstance(stops, list) or len(stops) > MAX_STOPS:
+        raise _wrong("stop", f"a string or a list of up to {MAX_STOPS} strings", value)
     for index, stop in enumerate(stops):
         if not isinstance(stop, str) or not stop:
             raise _wrong(f"stop[{index}]", "a string that is not empty", stop)
+        if len(stop) > MAX_STOP_CHARACTERS:
+            raise _wrong(f"stop[{index}]", f"at most {MAX_STOP_CHARACTERS} characters", stop)
         _encodable(stop, f"stop[{index}]")
     return tuple(stops)
+
+
+def _response_format(value: object) -> dict[str, Any] | None:
+    if value is None:
+        return None
+    where = "response_format"
+    if not isinstance(value, dict):
+        raise _wrong(where, "an object with a type", value)
+    kind = value.get("type")
+    if kind not in ("text", "json_object", "json_schema"):
+        raise _wrong(f"{where}.type", "text, json_object or json_schema", kind)
+    _only(value, ("type", "json_schema") if kind == "json_schema" else ("type",), where)
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": kind}
+    where = "response_format.json_schema"
+    described = value.get("json_schema")
+    if not isinstance(described, dict):
+        raise _wrong(where, "an object with a name and a schema", described)
+    _only(described, ("name", "schema", "strict", "description"), where)
+    name = described.get("name")
+    if not isinstance(name, str) or not _SCHEMA_NAME.fullmatch(name):
+        raise _wrong(f"{where}.name", "1 to 64 letters, digits, dashes or underscores", name)
+    # An answer keeps to the schema here whether strict is asked for or not.
+    _flag(described, "strict", f"{where}.strict")
+    try:
+        schema = checked_schema(described.get("schema"))
+    except SchemaError as error:
+        path = ".".join(part for part in (f"{where}.schema", error.where) if part)
+        raise ApiError(400, f"{path}: {error.why}", param=path) from None
+    return {"type": kind, "json_schema": {"name": name, "strict": True, "schema": schema}}
+
+
+def _only(value: dict[str, Any], known: tuple[str, ...], where: str) -> None:
+    for name in value:
+        if name not in known:
+            raise ApiError(400, f"{where}: {_shown(name)} is not supported here", param=where)
 
 
 def _sampling(data: dict[str, Any]) -> dict[str, float | int]:
@@ -214,7 +350,6 @@ def _sampling(data: dict[str, Any]) -> dict[str, float | int]:
             raise _wrong(name, want, value)
         chosen[llama_name or name] = value
 
-    # Python's json takes NaN and Infinity; the comparisons above refuse them both.
     number("temperature", 0, 2)
     number("top_p", 0, 1)
     number("min_p", 0, 1)
@@ -227,13 +362,21 @@ def _sampling(data: dict[str, Any]) -> dict[str, float | int]:
         value = data.get(name)
         if value is None:
             continue
-        if type(value) is not int or not lowest <= value < 2**63:
-            raise _wrong(name, f"a whole number of at least {lowest}", value)
+        count = _whole(value)
+        if count is None or not lowest <= count < 2**63:
+            raise _wrong(name, f"a whole number from {lowest} to 2^63 - 1", value)
         if name == "top_k":
-            chosen["top_k"] = min(max(value, 0), 2**31 - 1)  # 0 is "off" to llama.cpp
-        elif value != -1:  # -1: random, as without a seed
-            chosen["seed"] = value % _SEED_MODULUS
+            chosen["top_k"] = min(max(count, 0), 2**31 - 1)  # 0 is "off" to llama.cpp
+        elif count != -1:  # -1: random, as without a seed
+            chosen["seed"] = count % _SEED_MODULUS
     return chosen
+
+
+def _whole(value: object) -> int | None:
+    """JSON does not tell 8 from 8.0; Python tells 1 from true."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if type(value) is int else None
 
 
 def _flag(data: dict[str, Any], name: str, where: str | None = None) -> bool:

@@ -58,7 +58,8 @@ class Answer:
             "choices": [
                 {
                     "index": 0,
-                    "message": {"role": "assistant", "content": text},
+                    "message": {"role": "assistant", "content": text, "refusal": None},
+                    "logprobs": None,
                     "finish_reason": finish_reason,
                 }
             ],
@@ -67,3 +68,30 @@ class Answer:
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created_s, "model": self.model}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionAnswer:
+    """As `Answer`, in the shapes of /v1/completions: whole answer and chunk look alike there."""
+
+    id: str
+    created_s: int
+    model: str
+
+    def chunk(self, text: str, finish_reason: str | None = None) -> dict[str, Any]:
+        choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}
+        return self._head() | {"choices": [choice]}
+
+    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
+        return self._head() | {"choices": [], "usage": usage.body()}
+
+    def whole(self, text: str, finish_reason: str, usage: Usage) -> dict[str, Any]:
+        return self.chunk(text, finish_reason) | {"usage": usage.body()}
+
+    def _head(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created_s,
+            "model": self.model,
+        }

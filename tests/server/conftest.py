@@ -131,9 +131,9 @@ def start_server(
         } | variables
         environ |= {key: value for key, value in chosen.items() if value is not None}
         environ["PYTHONPATH"] = f"{path}:{REPO}"
-        command = [sys.executable, "-m", "uvicorn", app]
-        command += ["--host", "127.0.0.1", "--port", str(port), "--no-access-log"]
-        command += ["--timeout-graceful-shutdown", "1"]
+        environ |= {"EDGELLM_APP": app, "EDGELLM_PORT": str(port)}
+        environ.setdefault("EDGELLM_DRAIN_DEADLINE_S", "1")
+        command = [sys.executable, "-m", "edgellm_server"]
         with log_path.open("wb") as log:
             process = subprocess.Popen(command, env=environ, stdout=log, stderr=log)
         server = RunningServer(process, f"http://127.0.0.1:{port}", port, log_path)
