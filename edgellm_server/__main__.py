@@ -80,7 +80,6 @@ def main() -> int:
         sock = listening_socket(environ, host, port)
     except ListenerError as error:
         return _refuse(str(error))
-    print(f"edgellm_server: {app} on {_shown(sock.getsockname())}", file=sys.stderr, flush=True)
     if workers > 1:
         Multiprocess(config, sockets=[sock]).run()
         return 0
@@ -92,10 +91,6 @@ def main() -> int:
 def _refuse(why: str) -> int:
     print(f"edgellm_server: {one_line(why)}", file=sys.stderr)
     return EXIT_CONFIG
-
-
-def _shown(address: Any) -> str:
-    return f"{address[0]} port {address[1]}" if isinstance(address, tuple) else str(address)
 
 
 if __name__ == "__main__":

@@ -177,7 +177,7 @@ class LlamaEngine:
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
         self._server: Any = None
-        self._running: dict[Generation, SlotState] = {}
+        self._running: set[Generation] = set()
         self._slots = [SlotState(index) for index in range(config.n_parallel)]
         self._long_chars = _LONG_BATCHES * config.n_batch * _CHARS_PER_TOKEN
         self._n_started = 0
@@ -194,23 +194,17 @@ class LlamaEngine:
 
     async def load(self) -> None:
         loop = asyncio.get_running_loop()
-        check_gguf(self._config.model_path)
         # Loading holds Python's lock, so nothing else runs here meanwhile, not even /health. What
         # takes long, the disk, is therefore waited for before.
-        await loop.run_in_executor(self._pool, read_into_page_cache, self._config.model_path)
+        await loop.run_in_executor(self._pool, _read_model_through, self._config.model_path)
         notify("STATUS=loading the model")
         self._server = await loop.run_in_executor(self._pool, self._open_server)
         await self._generate_a_token()
         self._keeping_warm = asyncio.create_task(self._warm_all_slots())
 
     def chat(self, request: ChatRequest) -> Generation:
-        messages = _with_system_prompt(request.messages, self._config.system_prompt)
-        body = _llama_body(request) | {
-            "messages": [{"role": m.role, "content": m.content} for m in messages]
-        }
-        if request.response_format is not None:
-            body["response_format"] = request.response_format
-        return self._start(body, _text_of(messages), self._handle_chat)
+        text = _text_of(_with_system_prompt(request.messages, self._config.system_prompt))
+        return self._start(self._chat_body(request), text, self._handle_chat)
 
     def complete(self, request: CompletionRequest) -> Generation:
         body = _llama_body(request) | {"prompt": request.prompt}
@@ -285,7 +279,8 @@ class LlamaEngine:
             # The shortest there is: a chat template's head would delay the start by its prefill.
             generation = self.complete(CompletionRequest(prompt="Hi", max_tokens=1))
         else:
-            generation = self._prefill_start()
+            request = ChatRequest(messages=(Message(role="user", content="Hi"),), max_tokens=1)
+            generation = self.chat(request)
         completion_tokens = 0
         try:
             async for event in generation.events():
@@ -304,30 +299,33 @@ class LlamaEngine:
     async def _warm_all_slots(self) -> None:
         """While nothing else runs: the start of every conversation, into each slot's KV cache."""
         start = _text_of(_with_system_prompt((), self._config.system_prompt))
+        request = ChatRequest(messages=(Message(role="user", content="Hi"),), max_tokens=1)
         for slot in self._slots:
-            # Not once a slot is used: a conversation is worth more, and begins alike most often.
-            while slot.last_used == 0:
+            finished = False
+            # Not once a slot is used: what it holds is worth more, and begins alike most often.
+            while slot.last_used == 0 and not finished:
                 if self._running:
-                    await asyncio.wait({g.ended for g in self._running})
+                    await asyncio.wait({generation.ended for generation in self._running})
                     continue
-                self._warming = generation = self._prefill_start(slot)
+                self._warming = Generation()
+                reader = _ChunkReader(self._warming, SlotState(slot.index), self._saw_progress)
+                self._launch(self._chat_body(request), reader, self._handle_chat)
+                # A fault here costs a later request some milliseconds, and that one will tell.
                 with contextlib.suppress(EngineError, RefusedError, PromptTooLongError):
-                    async for _ in generation.events():
+                    async for _ in self._warming.events():
                         pass
-                if not generation.cancelled:
+                finished = not self._warming.cancelled
+                if reader.prompt_is_cached and slot.last_used == 0:
                     slot.text = start
-                    break
         self._warming = None
 
-    def _prefill_start(self, slot: SlotState | None = None) -> Generation:
-        request = ChatRequest(messages=(Message(role="user", content="Hi"),), max_tokens=1)
-        if slot is None:
-            return self.chat(request)
+    def _chat_body(self, request: ChatRequest) -> dict[str, Any]:
         messages = _with_system_prompt(request.messages, self._config.system_prompt)
-        body = _llama_body(request) | {
-            "messages": [{"role": m.role, "content": m.content} for m in messages]
-        }
-        return self._start(body, _text_of(messages), self._handle_chat, slot)
+        body = _llama_body(request)
+        body["messages"] = [{"role": m.role, "content": m.content} for m in messages]
+        if request.response_format is not None:
+            body["response_format"] = request.response_format
+        return body
 
     def _handle_chat(self, body: dict[str, Any], reader: _ChunkReader) -> None:
         self._server.handle_chat_completions(body, reader)
@@ -335,52 +333,47 @@ class LlamaEngine:
     def _handle_completion(self, body: dict[str, Any], reader: _ChunkReader) -> None:
         self._server.handle_completions(body, reader)
 
-    def _start(
-        self, body: dict[str, Any], text: str, handle: _Handle, slot: SlotState | None = None
-    ) -> Generation:
+    def _start(self, body: dict[str, Any], text: str, handle: _Handle) -> Generation:
         """`text`: the prompt as far as it decides what a KV cache has of it."""
-        if slot is None:
-            self._end_warming()
-            slot = choose_slot(self._slots, text, self._long_chars)
-        generation = Generation()
-        self._progress = time.monotonic()
-        self._running[generation] = slot
+        if self._warming is not None:
+            # A request comes first. llama.cpp ends the warm-up after its batch.
+            self._warming.cancel()
+        slot = choose_slot(self._slots, text, self._long_chars)
         self._n_started += 1
         slot.busy, slot.last_used = True, self._n_started
         slot.prefill_chars = len(text) - common_chars(slot.text, text)
         slot.text = text
+        generation = Generation()
         reader = _ChunkReader(generation, slot, self._saw_progress)
-        future = asyncio.get_running_loop().run_in_executor(
-            self._pool, self._run, body | {"id_slot": slot.index}, reader, handle
-        )
 
-        def ended(_: asyncio.Future[None]) -> None:
-            del self._running[generation]
-            is_warming = generation is self._warming
-            if is_warming:
-                self._warming = None
-            # Else a request has this slot, which a warm-up was told to leave.
-            if all(other is not slot for other in self._running.values()):
-                slot.busy = False
-                slot.prefill_chars = 0
-                if is_warming:
-                    slot.last_used = 0
-                if reader.prompt_is_cached:
-                    slot.text = text + "".join(reader.text)
-                else:
-                    slot.text = (
-                        ""  # cut short in mid-prefill: some of it is there, unknown how much
-                    )
-            generation.end()
+        def ended() -> None:
+            slot.busy, slot.prefill_chars = False, 0
+            # Cut short in mid-prefill, some of the text is there, but nobody says how much.
+            slot.text = text + "".join(reader.text) if reader.prompt_is_cached else ""
 
-        future.add_done_callback(ended)
+        self._launch(body, reader, handle, ended)
         return generation
 
-    def _end_warming(self) -> None:
-        """A request comes first. llama.cpp ends the warm-up after its batch, and frees the slot."""
-        if self._warming is not None and not self._warming.cancelled:
-            self._warming.cancel()
-            self._running[self._warming].busy = False
+    def _launch(
+        self,
+        body: dict[str, Any],
+        reader: _ChunkReader,
+        handle: _Handle,
+        ended: Callable[[], None] = lambda: None,
+    ) -> None:
+        generation = reader.generation
+        self._progress = time.monotonic()
+        self._running.add(generation)
+        future = asyncio.get_running_loop().run_in_executor(
+            self._pool, self._run, body | {"id_slot": reader.slot.index}, reader, handle
+        )
+
+        def over(_: asyncio.Future[None]) -> None:
+            self._running.discard(generation)
+            ended()
+            generation.end()
+
+        future.add_done_callback(over)
 
     def _saw_progress(self) -> None:
         self._progress = time.monotonic()
@@ -410,7 +403,7 @@ class _ChunkReader:
         self, generation: Generation, slot: SlotState, saw_progress: Callable[[], None]
     ) -> None:
         self.generation = generation
-        self._slot = slot
+        self.slot = slot
         self._prompt_chars = slot.prefill_chars
         self._saw_progress = saw_progress
         self._accepted = False
@@ -439,7 +432,7 @@ class _ChunkReader:
         for choice in chunk.get("choices") or ():
             # A chat's first chunk has content null: a role, not a token.
             if text := (choice.get("delta") or choice).get("content") or choice.get("text"):
-                self._slot.prefill_chars = 0
+                self.slot.prefill_chars = 0
                 self.prompt_is_cached = True
                 self.text.append(text)
                 self.generation.emit(Token(text))
@@ -468,7 +461,7 @@ class _ChunkReader:
         """How much of the prompt is left, for who chooses the next slot."""
         to_do = progress["total"] - progress["cache"]
         left = progress["total"] - progress["processed"]
-        self._slot.prefill_chars = self._prompt_chars * left // to_do if to_do > 0 else 0
+        self.slot.prefill_chars = self._prompt_chars * left // to_do if to_do > 0 else 0
 
 
 def check_gguf(path: Path) -> None:
@@ -485,8 +478,9 @@ def check_gguf(path: Path) -> None:
         raise EngineError(f"{path}: want a GGUF model, have a file that begins with {magic!r}")
 
 
-def read_into_page_cache(path: Path) -> None:
-    """Read a file through, unless the kernel holds it already. Tells systemd how far it is."""
+def _read_model_through(path: Path) -> None:
+    """Into the page cache, unless it is there already. Tells systemd how far it is."""
+    check_gguf(path)
     with path.open("rb", buffering=0) as file:
         size_bytes = os.fstat(file.fileno()).st_size
         if _is_cached(file.fileno(), size_bytes):

@@ -89,6 +89,9 @@ class Breaking(edgellm_server.app.LlamaEngine):
             raise RuntimeError("ggml: out of memory")
         self.whole.handle_chat_completions(body, reader)
 
+    def handle_completions(self, body, reader):
+        self.whole.handle_completions(body, reader)
+
     async def stop(self):
         self._server = self.whole
         del self.whole
@@ -185,7 +188,7 @@ def test_a_wrong_environment_ends_the_process_with_one_line(
 def test_a_minimal_environment_makes_a_config_with_defaults() -> None:
     config = ServerConfig.from_environ(MINIMAL)
     assert config.n_threads == config.n_threads_batch == 3
-    assert config.n_batch == 128
+    assert config.n_batch == 64
     assert config.cache_ram_mib == 0
     assert config.max_body_bytes == 1024 * 1024
     assert config.mlock is False
