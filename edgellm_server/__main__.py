@@ -8,18 +8,17 @@ head, no readiness and no watchdog.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
-from typing import Any, Final
+import traceback
+from typing import Final
 
 import uvicorn
 from uvicorn.importer import ImportFromStringError, import_from_string
 from uvicorn.supervisors import Multiprocess
 
-from edgellm_server.config import DEFAULT_MAX_BODY_BYTES
-from edgellm_server.connections import MAX_HEAD_BYTES, LimitedHttp
-from edgellm_server.hosting import DEFAULT_APP
+from edgellm_server.config import DEFAULT_APP, DEFAULT_MAX_BODY_BYTES
+from edgellm_server.connections import MAX_HEAD_BYTES, LimitedHttp, websocket_protocol
 from edgellm_server.listener import ListenerError, listening_socket
 from edgellm_server.log import one_line
 
@@ -27,13 +26,6 @@ EXIT_CONFIG: Final = 78
 KEEP_ALIVE_S: Final = 75
 # A worker's event loop stands still while llama.cpp loads, which on a slow disk takes its time.
 WORKER_HEALTH_DEADLINE_S: Final = 600
-
-
-def websocket_protocol(*args: Any, **kwargs: Any) -> asyncio.BaseProtocol:
-    """Imported with the first WebSocket: a start that nobody waits for on one is the quicker."""
-    from edgellm_server.websocket_protocol import DrainingWebSocket
-
-    return DrainingWebSocket(*args, **kwargs)
 
 
 def main() -> int:
@@ -58,6 +50,10 @@ def main() -> int:
             import_from_string(app)
         except ImportFromStringError as error:
             faults.append(f"EDGELLM_APP: want an ASGI app as module:attribute, have {error}")
+        except Exception as error:
+            # Whatever that module's own lines raise. Its traceback helps whoever wrote them.
+            traceback.print_exc()
+            faults.append(f"EDGELLM_APP: want {app} to import, have {type(error).__name__}")
     if faults:
         return _refuse("; ".join(faults))
     config = uvicorn.Config(

@@ -91,7 +91,6 @@ async def _answer(request: Request, endpoint: str, parse: Parse) -> Response:
 async def _answer_or_raise(
     request: Request, service: Service, record: Record, parse: Parse
 ) -> Response:
-    refuse_unless_ready(service)
     asked = parse(await _read_body(request, service.config.max_body_bytes), service)
     record.stream = asked.stream
     gone = asyncio.create_task(_client_gone(request.receive))
@@ -115,25 +114,14 @@ def new_record(service: Service, endpoint: str) -> Record:
     return Record(metrics=service.metrics, endpoint=endpoint, keep_text=service.config.log_prompts)
 
 
-def refuse_unless_ready(service: Service) -> None:
-    """Raises ApiError 503. What came before SIGTERM is still answered, on any connection."""
-    if service.state != "ready":
-        raise ApiError(
-            503,
-            f"the model is not ready: {service.state}",
-            kind="server_error",
-            code="not_ready",
-            retry_after_s=2,
-        )
-
-
 async def begin(
     service: Service, asked: Asked, record: Record, gone: asyncio.Future[None]
 ) -> Generation:
-    """Waits for a slot and starts the engine on it; both end when `gone` is done.
+    """Waits for the model and a slot, and starts the engine; all ends when `gone` is done.
 
-    Raises ApiError 503 at once where the queue is full, ClientGoneError.
+    Raises ApiError 503, at once where the queue is full, and ClientGoneError.
     """
+    await service.until_loaded(gone)
     if not await service.slots.acquire_unless(gone):
         raise ClientGoneError
     record.queue_ms = in_ms(time.monotonic() - record.began)

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 # A batch is never interrupted: what arrives meanwhile waits for it. docs/tuning.md has the figures.
 DEFAULT_N_BATCH = 64
 DEFAULT_N_CTX = 2048
+DEFAULT_APP = "edgellm_server.app:app"
 DEFAULT_MAX_TOKENS = 256
 DEFAULT_MAX_QUEUE = 8
 DEFAULT_MAX_BODY_BYTES = 1024 * 1024

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Final
+from typing import Any, Final
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -15,6 +15,8 @@ from edgellm_server.request import ApiError
 HEAD_DEADLINE_S: Final = 10.0
 MAX_HEAD_BYTES: Final = 16 * 1024
 MAX_CONNECTIONS: Final = 1024
+# Who connected in the moment of a restart has this long to send what was on its way.
+LATE_HEAD_GRACE_S: Final = 2.0
 
 
 class LimitedHttp(H11Protocol):
@@ -36,10 +38,14 @@ class LimitedHttp(H11Protocol):
             )
             return
         self._watch_head()
+        if LIFECYCLE.draining:  # accepted just before the socket was closed
+            self.shutdown()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self._watch_head()
+        if LIFECYCLE.draining and self.cycle is not None and not self.cycle.response_started:
+            self.cycle.keep_alive = False
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_deadline()
@@ -51,7 +57,15 @@ class LimitedHttp(H11Protocol):
 
     def shutdown(self) -> None:
         LIFECYCLE.draining = True
-        super().shutdown()
+        if self.cycle is None and not self.transport.is_closing():
+            # uvicorn would reset a client whose first request is still on its way.
+            self.loop.call_later(LATE_HEAD_GRACE_S, self._close_unless_asked)
+        else:
+            super().shutdown()
+
+    def _close_unless_asked(self) -> None:
+        if self.cycle is None:
+            self.transport.close()
 
     def _watch_head(self) -> None:
         # Between two requests uvicorn's own keep-alive timer runs.
@@ -97,3 +111,10 @@ class LimitedHttp(H11Protocol):
         except h11.LocalProtocolError:
             pass  # an answer has begun already
         self.transport.close()
+
+
+def websocket_protocol(*args: Any, **kwargs: Any) -> asyncio.BaseProtocol:
+    """Imported with the first WebSocket: a start that nobody waits for on one is the quicker."""
+    from edgellm_server.websocket_protocol import DrainingWebSocket
+
+    return DrainingWebSocket(*args, **kwargs)

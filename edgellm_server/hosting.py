@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import MutableMapping
-from typing import Any, Final
+from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.importer import import_from_string
 
+from edgellm_server.config import DEFAULT_APP
 from edgellm_server.lifecycle import LIFECYCLE
 from edgellm_server.log import set_up_log
 from edgellm_server.notify import notify
 from edgellm_server.sentinel import Sentinel
-
-DEFAULT_APP: Final = "edgellm_server.app:app"
 
 
 class Hosted:

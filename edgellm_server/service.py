@@ -25,6 +25,8 @@ FAILED_LINGER_S: Final = 3.0
 # For the one token that tells a broken answer from a dead engine.
 ENGINE_CHECK_DEADLINE_S: Final = 60.0
 SNAPSHOT_INTERVAL_S: Final = 5.0
+# A release switch loads a model that the page cache holds. Who waits longer is told to come again.
+LOADING_DEADLINE_S: Final = 60.0
 
 State = Literal["loading", "ready", "failed"]
 
@@ -40,6 +42,8 @@ class Service:
         self.metrics = metrics.Metrics(0 if place is None else place.index)
         self.started_s = int(time.time())
         self._check: asyncio.Task[None] | None = None
+        self._loaded = asyncio.Event()  # or failed
+        self._n_waiting_for_load = 0
 
     async def load(self) -> None:
         """Load in the background of an open port. Ends the process when that fails."""
@@ -59,6 +63,7 @@ class Service:
         self.state = "ready"
         self.metrics.ready = True
         self.metrics.load_seconds = load_s
+        self._loaded.set()
         LIFECYCLE.engine_stall_s = self.config.engine_stall_s
         LIFECYCLE.engine_silent_s = self.engine.silent_s
         if self.place is not None:
@@ -66,6 +71,29 @@ class Service:
         if self.all_workers_ready():
             notify("READY=1", f"STATUS=serving {self.config.model_name}")
         log_event("ready", model=self.config.model_name, load_ms=in_ms(load_s))
+
+    async def until_loaded(self, gone: asyncio.Future[None]) -> None:
+        """Whoever comes while the model loads waits as in the queue: a restart drops no request.
+
+        Returns when loaded or `gone`. Raises ApiError 503 where too many wait, or too long, or the
+        load has failed.
+        """
+        if not self._loaded.is_set():
+            if self._n_waiting_for_load >= self.slots.n_slots + self.config.max_queue:
+                raise _not_ready("loading, and as many requests wait as may", retry_after_s=5)
+            self._n_waiting_for_load += 1
+            loaded = asyncio.create_task(self._loaded.wait())
+            try:
+                await asyncio.wait(
+                    {loaded, gone},
+                    timeout=LOADING_DEADLINE_S,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+            finally:
+                loaded.cancel()
+                self._n_waiting_for_load -= 1
+        if self.state != "ready" and not gone.done():
+            raise _not_ready(self.state, retry_after_s=5)
 
     def all_workers_ready(self) -> bool:
         """A request that follows may reach another worker than the one that was asked."""
@@ -122,10 +150,21 @@ class Service:
     async def _fail(self, why: str) -> NoReturn:
         self.state, self.why_failed = "failed", one_line(why)
         self.metrics.ready = False
+        self._loaded.set()
         log_event("failed", why=self.why_failed)
         notify(f"STATUS=failed: {self.why_failed}")
         await asyncio.sleep(FAILED_LINGER_S)
         exit_now(EXIT_ENGINE)
+
+
+def _not_ready(why: str, retry_after_s: int) -> ApiError:
+    return ApiError(
+        503,
+        f"the model is not ready: {why}",
+        kind="server_error",
+        code="not_ready",
+        retry_after_s=retry_after_s,
+    )
 
 
 async def _drain(generation: Generation) -> None:

@@ -21,7 +21,6 @@ from edgellm_server.answering import (
     chat_shape,
     checked_events,
     new_record,
-    refuse_unless_ready,
 )
 from edgellm_server.engine import Finished, Token
 from edgellm_server.lifecycle import ANSWERING, LIFECYCLE
@@ -116,7 +115,6 @@ class _Conversation:
         self._stop = asyncio.get_running_loop().create_future()
         generation = None
         try:
-            refuse_unless_ready(self._service)
             asked = self._parse(frame)
             generation = await begin(self._service, asked, record, self._stop)
             shape = chat_shape(record, self._service)

@@ -128,11 +128,12 @@ def start_server(
             "EDGELLM_MODEL_NAME": "small",
             # One: two on two cores wait for each other whenever anything else runs here.
             "EDGELLM_N_THREADS": "1",
+            "EDGELLM_DRAIN_DEADLINE_S": "1",
+            "EDGELLM_APP": app,
+            "EDGELLM_PORT": str(port),
         } | variables
         environ |= {key: value for key, value in chosen.items() if value is not None}
         environ["PYTHONPATH"] = f"{path}:{REPO}"
-        environ |= {"EDGELLM_APP": app, "EDGELLM_PORT": str(port)}
-        environ.setdefault("EDGELLM_DRAIN_DEADLINE_S", "1")
         command = [sys.executable, "-m", "edgellm_server"]
         with log_path.open("wb") as log:
             process = subprocess.Popen(command, env=environ, stdout=log, stderr=log)

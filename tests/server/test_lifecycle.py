@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 import httpx
@@ -30,7 +31,7 @@ def test_health_is_503_while_loading_and_says_why_a_load_failed(
     """The model is a pipe: loading lasts until something is written into it."""
     pipe = tmp_path / "model.gguf"
     os.mkfifo(pipe)
-    server = start_server(EDGELLM_MODEL_PATH=str(pipe))
+    server = start_server(EDGELLM_MODEL_PATH=str(pipe), EDGELLM_MAX_QUEUE="0")
     server.wait_until_open()
     with server.client() as client:
         loading = client.get("/health")
@@ -38,11 +39,17 @@ def test_health_is_503_while_loading_and_says_why_a_load_failed(
         assert loading.json() == {"state": "loading"}
         assert client.get("/health/ready").status_code == 503
         assert client.get("/health/live").status_code == 200
-        early = client.post("/v1/chat/completions", json={"messages": []})
-        assert early.status_code == 503
-        assert int(early.headers["retry-after"]) >= 1
-
-        pipe.write_bytes(b"<!DOCTYPE html>")
+        body = {"messages": [{"role": "user", "content": "Hi"}]}
+        with ThreadPoolExecutor(2) as pool:
+            # The one waits for the model, as it would for a slot; one more than may wait does not.
+            early = [pool.submit(client.post, "/v1/chat/completions", json=body) for _ in range(2)]
+            refused = next(as_completed(early)).result()
+            assert refused.status_code == 503
+            assert "as many requests wait as may" in refused.json()["error"]["message"]
+            assert int(refused.headers["retry-after"]) >= 1
+            assert sum(request.done() for request in early) == 1
+            pipe.write_bytes(b"<!DOCTYPE html>")
+            assert {request.result().status_code for request in early} == {503}
         server.wait_for_event("failed", lambda _: True)
         failed = client.get("/health")
         assert failed.status_code == 503
