@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from pathlib import Path
-from typing import Final, Literal, NoReturn
+from typing import Any, Final, Literal, NoReturn
 
 from edgellm_server import metrics
 from edgellm_server.config import ServerConfig
@@ -84,8 +84,9 @@ class Service:
             self._n_waiting_for_load += 1
             loaded = asyncio.create_task(self._loaded.wait())
             try:
+                either: set[asyncio.Future[Any]] = {loaded, gone}
                 await asyncio.wait(
-                    {loaded, gone},
+                    either,
                     timeout=LOADING_DEADLINE_S,
                     return_when=asyncio.FIRST_COMPLETED,
                 )
