@@ -43,7 +43,15 @@ def check() -> dict[str, Any]:
         return {"ok": False, "error": f"the CPU lacks {', '.join(missing)}", **about}
     try:
         xllamacpp = import_module("xllamacpp")
-        for name in ("uvicorn", "starlette", "edgellm_server.app"):
+        # What is imported late, too: it would otherwise be missed first by a client.
+        for name in (
+            "edgellm_server.__main__",
+            "edgellm_server.app",
+            "edgellm_server.forward",
+            "edgellm_server.websocket_protocol",
+            "httpx",
+            "prometheus_client",
+        ):
             import_module(name)
         return {
             "ok": True,
