@@ -43,6 +43,7 @@ from edgellm_server.service import Service
 from edgellm_server.websocket import chat_socket
 
 EXIT_CONFIG: Final = 78
+SHOWN_CHARS: Final = 200  # of what a client sent, in an error
 CHAT_PAGE: Final = Path(__file__).with_name("chat_page.html")
 
 # Its model decides when it is ready, not its start.
@@ -76,7 +77,7 @@ async def model(request: Request) -> Response:
     if wanted != service.config.model_name:
         raise ApiError(
             404,
-            f"{wanted!r} is not served here, {service.config.model_name!r} is",
+            f"model: {wanted[:SHOWN_CHARS]!r} is not served here, {service.config.model_name!r} is",
             param="model",
             code="model_not_found",
         )
@@ -148,7 +149,9 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
     told = ApiError(
-        error.status_code, f"{request.method} {request.url.path}: {error.detail}", code=code
+        error.status_code,
+        f"{request.method} {request.url.path[:SHOWN_CHARS]}: {error.detail}",
+        code=code,
     )
     response = error_response(told)
     response.headers.update(error.headers or {})
