@@ -109,7 +109,7 @@ class ServerConfig:
                 "EDGELLM_ENGINE_STALL_S", DEFAULT_ENGINE_STALL_S, 1, 86_400
             ),
         )
-        if not read.faults and max_tokens >= n_ctx:
+        if not read.faults and is_llama and max_tokens >= n_ctx:
             read.faults.append(
                 f"EDGELLM_MAX_TOKENS: want fewer than EDGELLM_N_CTX ({n_ctx}), have {max_tokens}: "
                 "no room is left for a prompt"

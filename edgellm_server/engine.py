@@ -131,7 +131,10 @@ class Generation:
             self.ended.set_result(None)
 
     async def events(self) -> AsyncIterator[Event]:
-        """Accepted, Tokens, Finished. Raises PromptTooLongError, RefusedError or EngineError."""
+        """Accepted, Tokens, Finished.
+
+        Raises PromptTooLongError, RefusedError, BusyError or EngineError.
+        """
         while (item := await self._queue.get()) is not None:
             if isinstance(item, Exception):
                 raise item
@@ -203,7 +206,7 @@ class LlamaEngine:
         self._keeping_warm = asyncio.create_task(self._warm_all_slots())
 
     def chat(self, request: ChatRequest) -> Generation:
-        text = _text_of(_with_system_prompt(request.messages, self._config.system_prompt))
+        text = _text_of(with_system_prompt(request.messages, self._config.system_prompt))
         return self._start(self._chat_body(request), text, self._handle_chat)
 
     def complete(self, request: CompletionRequest) -> Generation:
@@ -298,7 +301,7 @@ class LlamaEngine:
 
     async def _warm_all_slots(self) -> None:
         """While nothing else runs: the start of every conversation, into each slot's KV cache."""
-        start = _text_of(_with_system_prompt((), self._config.system_prompt))
+        start = _text_of(with_system_prompt((), self._config.system_prompt))
         request = ChatRequest(messages=(Message(role="user", content="Hi"),), max_tokens=1)
         for slot in self._slots:
             finished = False
@@ -320,7 +323,7 @@ class LlamaEngine:
         self._warming = None
 
     def _chat_body(self, request: ChatRequest) -> dict[str, Any]:
-        messages = _with_system_prompt(request.messages, self._config.system_prompt)
+        messages = with_system_prompt(request.messages, self._config.system_prompt)
         body = _llama_body(request)
         body["messages"] = [{"role": m.role, "content": m.content} for m in messages]
         if request.response_format is not None:
@@ -504,7 +507,7 @@ def _is_cached(descriptor: int, size_bytes: int) -> bool:
     return True
 
 
-def _with_system_prompt(
+def with_system_prompt(
     messages: tuple[Message, ...], system_prompt: str | None
 ) -> tuple[Message, ...]:
     """Ours in front, unless the client brings its own."""
@@ -538,7 +541,8 @@ def _error_of(error: dict[str, Any]) -> Exception:
     message = str(error.get("message", "no reason given"))
     if error.get("type") == "exceed_context_size_error":
         return PromptTooLongError(int(error["n_prompt_tokens"]), int(error["n_ctx"]))
-    if error.get("code") == 400:
+    # A grammar asks for text that this model has no token for: code 500, and yet the request's.
+    if error.get("code") == 400 or "grammar stack" in message:
         return RefusedError(message)
     return EngineError(message)
 

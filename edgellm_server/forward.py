@@ -31,7 +31,7 @@ from edgellm_server.engine import (
     RefusedError,
     Timings,
     Token,
-    _with_system_prompt,
+    with_system_prompt,
 )
 from edgellm_server.notify import notify
 from edgellm_server.request import ChatRequest, CompletionRequest, Message
@@ -45,7 +45,7 @@ STOP_DEADLINE_S: Final = 2.0
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 2.0
 
-MAX_EVENT_BYTES: Final = 4 * 1024 * 1024
+MAX_EVENT_BYTES: Final = 1024 * 1024
 _MAX_REFUSAL_BYTES: Final = 64 * 1024
 _MAX_ATTEMPTS: Final = 5
 # A few deltas carry no token of their own: text held back in case it became a stop string.
@@ -57,6 +57,8 @@ _DELTAS_OVER_MAX_TOKENS: Final = 64
 _KNOWS_REPETITION_PENALTY_ONLY: Final = ("vllm", "sglang", "tensorrt_llm", "lmdeploy")
 # Elsewhere 0 is "off", which early vLLM and SGLang refuse: they want -1.
 _TOP_K_OFF_IS_MINUS_1: Final = ("vllm", "sglang")
+
+_LINE_END: Final = re.compile(rb"[\r\n]")
 
 # How servers say that a prompt is too long. The first that fits counts; n_ctx is the whole context
 # or, to TGI, what of it is for the prompt.
@@ -108,7 +110,7 @@ class ForwardEngine:
         self._takes_stream_options = True
         self._running: set[Generation] = set()
         self._progress = time.monotonic()
-        self.waiting_for: str | None = None  # while loading: why it is not loaded yet
+        self.waiting_for: str | None = None  # while loading: what, or why it is not there yet
         headers = {"accept-encoding": "identity", "connection": "close"}
         if config.upstream_key is not None:
             headers["authorization"] = f"Bearer {config.upstream_key}"
@@ -142,21 +144,20 @@ class ForwardEngine:
                 self.waiting_for = None
                 return
             except (UnreachableError, BusyError) as error:
-                why = str(error)
+                self._say_waiting_for(str(error))
             except asyncio.TimeoutError:
-                why = self.waiting_for or f"{self._url} accepts requests, but does not answer them"
+                pass  # what was waited for is said below
             if self._client.is_closed:
                 raise EngineError("stopped while waiting for the upstream")
             if time.monotonic() + pause_s > until:
-                raise EngineError(f"waited {self._load_deadline_s:.0f} s for the upstream: {why}")
-            if why != self.waiting_for:
-                self.waiting_for = why
-                notify(f"STATUS=waiting for the upstream: {why}")
+                raise EngineError(
+                    f"waited {self._load_deadline_s:g} s for the upstream: {self.waiting_for}"
+                )
             await asyncio.sleep(pause_s)
             pause_s = min(_LONGEST_PAUSE_S, pause_s * 1.5)
 
     def chat(self, request: ChatRequest) -> Generation:
-        messages = _with_system_prompt(request.messages, self._config.system_prompt)
+        messages = with_system_prompt(request.messages, self._config.system_prompt)
         body = self._body(request)
         body["messages"] = [{"role": m.role, "content": m.content} for m in messages]
         if request.response_format is not None:
@@ -178,8 +179,16 @@ class ForwardEngine:
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._client.aclose(), STOP_DEADLINE_S)
 
+    def _say_waiting_for(self, what: str) -> None:
+        if what != self.waiting_for:
+            self.waiting_for = what
+            notify(f"STATUS=waiting for the upstream: {what}")
+
     async def _load_now(self) -> None:
+        if self.waiting_for is None:
+            self._say_waiting_for(f"{self._url}: its models")
         self._model, self._server = self._choose_model(await self._list_models())
+        self._say_waiting_for(f"{self._url}: a first token of {_brief(self._model)}")
         # The system prompt goes first, so its prefix is in the upstream's cache from now on.
         request = ChatRequest(messages=(Message(role="user", content="Hi"),), max_tokens=2)
         generation = self.chat(request)
@@ -209,7 +218,7 @@ class ForwardEngine:
         if response.status_code != 200:
             raise self._error_of(_complaint(response.status_code, response.content, None))
         try:
-            listed = response.json()["data"]
+            listed = response.json()["data"] or ()  # Ollama: null where there is none
             return [entry for entry in listed if isinstance(entry["id"], str)]
         except (ValueError, RecursionError, KeyError, TypeError) as error:
             raise EngineError(
@@ -286,8 +295,6 @@ class ForwardEngine:
                 text = await _start_of(response)
             retry_after = response.headers.get("retry-after")
             complaint = _complaint(response.status_code, text, retry_after)
-            if response.is_redirect:
-                raise EngineError(f"{self._url}: redirects elsewhere, which is not followed")
             adapted = self._adapted(body, complaint, text)
             if adapted is None or attempt == _MAX_ATTEMPTS - 1:
                 raise self._error_of(complaint)
@@ -412,7 +419,8 @@ class EventReader:
             self._after_cr = False
             if rest[0] == 0x0A:
                 del rest[0]
-        while (end := _line_end(rest, scanned)) >= 0:
+        while (found := _LINE_END.search(rest, scanned)) is not None:
+            end = found.start()
             line, ender = bytes(rest[:end]), rest[end]
             width = 2 if rest[end : end + 2] == b"\r\n" else 1
             # A CR at the very end is a line end already; a LF that follows belongs to it.
@@ -674,11 +682,6 @@ async def _start_of(response: httpx.Response) -> bytes:
         if len(text) >= _MAX_REFUSAL_BYTES:
             break
     return bytes(text[:_MAX_REFUSAL_BYTES])
-
-
-def _line_end(buffer: bytearray, start: int) -> int:
-    ends = [end for end in (buffer.find(b"\n", start), buffer.find(b"\r", start)) if end >= 0]
-    return min(ends, default=-1)
 
 
 def _object_of(text: str) -> dict[str, Any] | None:

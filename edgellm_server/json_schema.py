@@ -90,7 +90,7 @@ class _Checker:
                 raise SchemaError(keyword, f"want at most {MAX_DEFINITIONS}, have {len(value)}")
             result[keyword] = {}
             for name, schema in value.items():
-                checked = self._schema(schema, _join(keyword, name), 1)
+                checked = self._schema(schema, join_path(keyword, name), 1)
                 result[keyword][name] = definitions[f"#/{keyword}/{name}"] = checked
         for where, target in self._refs:
             if target not in definitions:
@@ -122,7 +122,7 @@ class _Checker:
         return self._typed(schema, where, depth)
 
     def _ref(self, schema: dict[str, Any], keyword: str, where: str, depth: int) -> dict[str, Any]:
-        target, where = schema[keyword], _join(where, keyword)
+        target, where = schema[keyword], join_path(where, keyword)
         if not isinstance(target, str) or not _REF.fullmatch(target):
             raise SchemaError(
                 where, "want #/$defs/<name of letters, digits, dot, dash, underscore>"
@@ -133,7 +133,7 @@ class _Checker:
     def _any_of(
         self, schema: dict[str, Any], keyword: str, where: str, depth: int
     ) -> dict[str, Any]:
-        options, where = schema[keyword], _join(where, keyword)
+        options, where = schema[keyword], join_path(where, keyword)
         if not isinstance(options, list) or not options:
             raise SchemaError(where, "want a list of schemas that is not empty")
         return {
@@ -146,11 +146,11 @@ class _Checker:
     def _const(
         self, schema: dict[str, Any], keyword: str, where: str, depth: int
     ) -> dict[str, Any]:
-        self._values([schema[keyword]], schema.get("type"), _join(where, keyword))
+        self._values([schema[keyword]], schema.get("type"), join_path(where, keyword))
         return {keyword: schema[keyword]}
 
     def _enum(self, schema: dict[str, Any], keyword: str, where: str, depth: int) -> dict[str, Any]:
-        values, where = schema[keyword], _join(where, keyword)
+        values, where = schema[keyword], join_path(where, keyword)
         if not isinstance(values, list) or not values:
             raise SchemaError(where, "want a list of values that is not empty")
         self._values(values, schema.get("type"), where)
@@ -177,7 +177,7 @@ class _Checker:
             or len(set(types)) < len(types)
         ):
             raise SchemaError(
-                _join(where, "type"), f"want one or several of {', '.join(_KEYWORDS_OF_TYPE)}"
+                join_path(where, "type"), f"want one or several of {', '.join(_KEYWORDS_OF_TYPE)}"
             )
         known = ("type", *(keyword for name in types for keyword in _KEYWORDS_OF_TYPE[name]))
         _refuse_others(schema, known, where, f" for type {' or '.join(types)}")
@@ -186,7 +186,9 @@ class _Checker:
             result |= self._object(schema, where, depth)
         if "array" in types:
             if "items" in schema:
-                result["items"] = self._schema(schema["items"], _join(where, "items"), depth + 1)
+                result["items"] = self._schema(
+                    schema["items"], join_path(where, "items"), depth + 1
+                )
             if bounds := self._bounded(schema, "minItems", "maxItems", where):
                 # llama.cpp reads the bounds only beside items.
                 result = {**result, "items": result.get("items", {}), **bounds}
@@ -194,7 +196,9 @@ class _Checker:
             result |= self._bounded(schema, "minLength", "maxLength", where)
             if schema.get("format") in _FORMATS:
                 if len(result) > 1:
-                    raise SchemaError(_join(where, "format"), "not supported beside other keywords")
+                    raise SchemaError(
+                        join_path(where, "format"), "not supported beside other keywords"
+                    )
                 result["format"] = schema["format"]
         if "integer" in types:
             result |= _integer_range(schema, where)
@@ -204,25 +208,28 @@ class _Checker:
         result: dict[str, Any] = {}
         properties = schema.get("properties", {})
         if not isinstance(properties, dict):
-            raise SchemaError(_join(where, "properties"), "want an object of schemas")
+            raise SchemaError(join_path(where, "properties"), "want an object of schemas")
         self._n_properties += len(properties)
         if self._n_properties > MAX_PROPERTIES:
             raise SchemaError(
-                _join(where, "properties"), f"want at most {MAX_PROPERTIES} in the whole schema"
+                join_path(where, "properties"), f"want at most {MAX_PROPERTIES} in the whole schema"
             )
         if "properties" in schema:
-            path = _join(where, "properties")
+            path = join_path(where, "properties")
+            if "" in properties:
+                # llama.cpp writes it once more among the additional ones.
+                raise SchemaError(path, "want names that are not empty")
             result["properties"] = {
-                name: self._schema(item, _join(path, name), depth + 1)
+                name: self._schema(item, join_path(path, name), depth + 1)
                 for name, item in properties.items()
             }
         required = schema.get("required", [])
         if not isinstance(required, list):
-            raise SchemaError(_join(where, "required"), "want a list of names")
+            raise SchemaError(join_path(where, "required"), "want a list of names")
         for index, name in enumerate(required):
             if not isinstance(name, str) or name not in properties:
                 raise SchemaError(
-                    f"{_join(where, 'required')}[{index}]", "want a name from properties"
+                    f"{join_path(where, 'required')}[{index}]", "want a name from properties"
                 )
         if required:
             result["required"] = list(dict.fromkeys(required))
@@ -230,7 +237,7 @@ class _Checker:
         if isinstance(more, bool):
             result["additionalProperties"] = more
         elif "additionalProperties" in schema:
-            path = _join(where, "additionalProperties")
+            path = join_path(where, "additionalProperties")
             result["additionalProperties"] = self._schema(more, path, depth + 1)
         return result
 
@@ -241,12 +248,12 @@ class _Checker:
                 bound = _whole(schema[keyword])
                 if bound is None or not 0 <= bound <= MAX_BOUND:
                     raise SchemaError(
-                        _join(where, keyword), f"want a whole number from 0 to {MAX_BOUND}"
+                        join_path(where, keyword), f"want a whole number from 0 to {MAX_BOUND}"
                     )
                 bounds[keyword] = bound
                 self._bounds += bound
         if bounds.get(low, 0) > bounds.get(high, MAX_BOUND):
-            raise SchemaError(_join(where, low), f"want at most {high}")
+            raise SchemaError(join_path(where, low), f"want at most {high}")
         if self._bounds > MAX_BOUNDS_IN_ALL:
             raise SchemaError(
                 where,
@@ -261,7 +268,7 @@ def _integer_range(schema: dict[str, Any], where: str) -> dict[str, Any]:
         if keyword in schema:
             bound = _whole(schema[keyword])
             if bound is None or abs(bound) > MAX_INTEGER:
-                raise SchemaError(_join(where, keyword), "want a whole number below 2^53")
+                raise SchemaError(join_path(where, keyword), "want a whole number below 2^53")
             bounds[keyword] = bound
     low = [bounds["minimum"]] if "minimum" in bounds else []
     low += [bounds["exclusiveMinimum"] + 1] if "exclusiveMinimum" in bounds else []
@@ -371,7 +378,7 @@ def _refuse_others(
 ) -> None:
     for keyword in schema:
         if keyword not in known:
-            raise SchemaError(_join(where, keyword), f"not supported{condition}")
+            raise SchemaError(join_path(where, keyword), f"not supported{condition}")
 
 
 def _is_of_type(value: object, name: object) -> bool:
@@ -401,7 +408,8 @@ def _whole(value: object) -> int | None:
     return value
 
 
-def _join(where: str, key: str) -> str:
+def join_path(where: str, key: str) -> str:
+    """('a', 'b') -> 'a.b', ('a', 'b c') -> 'a["b c"]': ASCII, and short whatever a client sends."""
     if not _PLAIN_KEY.fullmatch(key):
         return f"{where}[{json.dumps(key[:64])}]"
     return f"{where}.{key}" if where else key

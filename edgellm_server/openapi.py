@@ -143,7 +143,8 @@ def _generating(operation_id: str, description: str, kind: str) -> Json:
                     "headers": {"x-request-id": {"required": True, "schema": _TEXT}},
                     "content": {
                         "application/json": {"schema": _ref(kind)},
-                        "text/event-stream": {"schema": _TEXT},
+                        # Of each event, as OpenAPI 3.2 puts it.
+                        "text/event-stream": {"schema": _object({"data": _TEXT})},
                     },
                 }
             },

@@ -11,9 +11,9 @@ import json
 import math
 import re
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NoReturn, cast
+from typing import Any, Final, Literal, cast
 
-from edgellm_server.json_schema import SchemaError, checked_schema
+from edgellm_server.json_schema import SchemaError, checked_schema, join_path
 
 Role = Literal["system", "user", "assistant"]
 
@@ -23,6 +23,7 @@ MAX_STOPS: Final = 16
 MAX_STOP_CHARACTERS: Final = 256
 # OpenAI's default for this older route, whose clients count on short answers.
 DEFAULT_COMPLETION_TOKENS: Final = 16
+_MAX_PATH_CHARACTERS: Final = 128
 _SCHEMA_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 # llama.cpp takes a uint32 and reads its highest value as "random".
 _SEED_MODULUS: Final = 2**32 - 1
@@ -162,25 +163,43 @@ def parse_completion_request(
 
 def parse_json(body: bytes | str) -> object:
     """JSON in UTF-8 -> what it holds; every number in it is finite. Raises ApiError 400."""
+    not_finite: list[str] = []
+
+    def number(text: str) -> float:
+        value = float(text)
+        if not math.isfinite(value):
+            not_finite.append(text)
+        return value
+
     try:
         # Not left to json.loads, which would take UTF-16 and UTF-32 as well.
         text = body if isinstance(body, str) else body.decode("utf-8-sig")
-        return json.loads(text, parse_constant=_refuse_number, parse_float=_finite)
+        data = json.loads(text, parse_constant=number, parse_float=number)
     except RecursionError:
         raise ApiError(400, "the body is not valid JSON: nested too deeply") from None
     except ValueError as error:
         raise ApiError(400, f"the body is not valid JSON: {_one_line(error)}") from None
+    if not_finite:
+        where = _path_of_not_finite(data)
+        raise ApiError(
+            400, f"{where or 'the body'}: {not_finite[0][:32]} is not a finite number", param=where
+        )
+    return data
 
 
-def _refuse_number(text: str) -> NoReturn:
-    raise ValueError(f"{text[:32]} is not a finite number")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        _refuse_number(text)
-    return value
+def _path_of_not_finite(data: object) -> str | None:
+    """'messages[0].content' of one that is not; None where a double key has hidden it."""
+    ahead: list[tuple[str, object]] = [("", data)]
+    while ahead:
+        where, value = ahead.pop()
+        if isinstance(value, float) and not math.isfinite(value):
+            return where or None
+        where = where[:_MAX_PATH_CHARACTERS]
+        if isinstance(value, dict):
+            ahead += [(join_path(where, key), item) for key, item in value.items()]
+        elif isinstance(value, list):
+            ahead += [(f"{where}[{index}]", item) for index, item in enumerate(value)]
+    return None
 
 
 def _checked_object(

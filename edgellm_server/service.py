@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, NoReturn
 
 from edgellm_server import metrics
 from edgellm_server.config import ServerConfig
-from edgellm_server.engine import Engine, EngineError, Generation
+from edgellm_server.engine import BusyError, Engine, EngineError, Generation, RefusedError
 from edgellm_server.lifecycle import LIFECYCLE
 from edgellm_server.log import exit_now, in_ms, log_event, one_line
 from edgellm_server.notify import notify
@@ -145,6 +145,8 @@ class Service:
         self.start_holding(generation)
         try:
             await asyncio.wait_for(_drain(generation), ENGINE_CHECK_DEADLINE_S)
+        except (BusyError, RefusedError):
+            return  # an answer, if not the one hoped for: it lives
         except Exception as error:
             await self._fail(f"the engine died: {type(error).__name__}: {error}")
 

@@ -54,7 +54,36 @@ BAD_FIELDS: list[tuple[str, dict[str, Any]]] = [
     ("n", {"n": True}),
     ("tools", {"tools": [{"type": "function"}]}),
     ("logprobs", {"logprobs": True}),
-    ("response_format", {"response_format": {"type": "json_object"}}),
+    ("response_format.type", {"response_format": {"type": "xml"}}),
+    (
+        "response_format.json_schema.schema.type",
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": {"type": "banana"}},
+            }
+        },
+    ),
+    ("user.a[0]", {"user": {"a": [float("nan")]}}),
+]
+
+BAD_COMPLETION_FIELDS: list[tuple[str, dict[str, Any]]] = [
+    ("model", {"model": 7}),
+    ("prompt", {"prompt": None}),
+    ("prompt", {"prompt": ""}),
+    ("prompt", {"prompt": [1, 2]}),
+    ("prompt", {"prompt": ["a", "b"]}),
+    ("prompt", {"prompt": "\ud83d"}),
+    ("prompt[0]", {"prompt": [""]}),
+    ("max_tokens", {"max_tokens": 0}),
+    ("temperature", {"temperature": float("-inf")}),
+    ("stop", {"stop": {}}),
+    ("stream", {"stream": 0}),
+    ("echo", {"echo": True}),
+    ("suffix", {"suffix": "."}),
+    ("best_of", {"best_of": 3}),
+    ("logprobs", {"logprobs": 1}),
+    ("n", {"n": 2}),
 ]
 
 
@@ -65,6 +94,22 @@ def test_a_wrong_field_is_400_and_named(
     client: httpx.Client, field: str, change: dict[str, Any]
 ) -> None:
     response = client.post("/v1/chat/completions", content=json.dumps({"messages": HI} | change))
+    assert_refused_for(field, response)
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    BAD_COMPLETION_FIELDS,
+    ids=[f"{field}-{n}" for n, (field, _) in enumerate(BAD_COMPLETION_FIELDS)],
+)
+def test_a_wrong_field_of_a_completion_is_400_and_named(
+    client: httpx.Client, field: str, change: dict[str, Any]
+) -> None:
+    body = json.dumps({"prompt": "Once", "max_tokens": 1} | change)
+    assert_refused_for(field, client.post("/v1/completions", content=body))
+
+
+def assert_refused_for(field: str, response: httpx.Response) -> None:
     assert response.status_code == 400
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -73,13 +118,14 @@ def test_a_wrong_field_is_400_and_named(
     assert error["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 @pytest.mark.parametrize(
     "body",
     [b"", b"{", b"[1]", b"null", b"\xff\xfe\xfa", b"[" * 60_000, b'{"seed": ' + b"9" * 6000 + b"}"],
     ids=["empty", "cut off", "list", "null", "not UTF-8", "deeply nested", "endless number"],
 )
-def test_a_body_that_is_no_json_object_is_400(client: httpx.Client, body: bytes) -> None:
-    response = client.post("/v1/chat/completions", content=body)
+def test_a_body_that_is_no_json_object_is_400(client: httpx.Client, body: bytes, path: str) -> None:
+    response = client.post(path, content=body)
     assert response.status_code == 400
     error = response.json()["error"]
     assert "Traceback" not in error["message"]
