@@ -271,10 +271,23 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            started = False
             async for data in self._frames():
+                if not started:
+                    # Not before there is something to read: on a small box the client's waking up
+                    # for the headers alone takes a core from the prefill.
+                    started = True
+                    start = {"type": "http.response.start", "status": 200}
+                    await send(start | {"headers": self.raw_headers})
                 await send({"type": "http.response.body", "body": data, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            if started:
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except ApiError as error:
+            # Before the first token: a status of its own still fits.
+            self._record.status = error.status
+            response = error_response(error)
+            response.headers["x-request-id"] = self._record.id
+            await response(scope, receive, send)
         except OSError:
             self._record.status = STATUS_CLIENT_GONE
         finally:
@@ -283,22 +296,30 @@ class EventStream(Response):
             self._record.write()
 
     async def _frames(self) -> AsyncIterator[bytes]:
-        if (first := self._shape.first()) is not None:
-            yield sse(first)
+        """What is ready at the same time is one piece: each costs both sides a wake-up.
+
+        Raises ApiError where nothing was yielded yet.
+        """
+        first = self._shape.first()
+        lead = b"" if first is None else sse(first)
+        begun = False
         try:
             async for event in self._events:
                 self._record.read(event)
                 if isinstance(event, Token):
-                    yield sse(self._shape.token(event.text))
+                    yield lead + sse(self._shape.token(event.text))
+                    lead, begun = b"", True
                 elif isinstance(event, Finished):
-                    yield sse(self._shape.last(event.reason))
+                    end = sse(self._shape.last(event.reason))
                     if self._include_usage:
-                        yield sse(self._shape.usage_chunk(event.usage))
-                    yield SSE_DONE
+                        end += sse(self._shape.usage_chunk(event.usage))
+                    yield lead + end + SSE_DONE
                     return
         except ApiError as error:
-            # The status line is long gone: the error is an event, and no [DONE] follows.
             self._record.error = error.code or error.kind
+            if not begun:
+                raise
+            # The status line is long gone: the error is an event, and no [DONE] follows.
             yield sse(error.body())
             return
         self._record.status = STATUS_CLIENT_GONE
