@@ -21,6 +21,7 @@ Rooms of the control machine's disk and network (never import pyinfra)
     inventory       fleet YAML -> Fleet -> pyinfra groups
     model_source    hub, https, wheel or path -> verified ModelArtifact
     runtime_build   requirements/host.txt + edgellm_server -> Runtime archive
+    server_app      the operator's own ASGI app -> files of the release
     render          TuningPlan + Settings -> the text of every file on the host
 
 pyinfra rooms

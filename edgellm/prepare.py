@@ -27,11 +27,13 @@ from edgellm.fitness import check_arch, check_host
 from edgellm.hardware import Arch, HostProfile
 from edgellm.health import TtftBudget
 from edgellm.model_source import fetch_model
+from edgellm.operations import upstream
 from edgellm.operations.containment import as_edgellm_error
 from edgellm.operations.smoke import SmokeTest
 from edgellm.operations.transfer import Transfer
-from edgellm.release import ModelArtifact, Release, Runtime
+from edgellm.release import ModelArtifact, Release, ReleaseFile, Runtime
 from edgellm.runtime_build import build_runtime
+from edgellm.server_app import app_files
 from edgellm.settings import Settings
 from edgellm.tuning import TuningPlan, plan_tuning
 
@@ -48,14 +50,17 @@ class Context:
     settings: Settings
     profile: HostProfile
     plan: TuningPlan
-    model: ModelArtifact
+    model: ModelArtifact | None  # None: another server on the host has it
     runtime: Runtime
     release: Release
     api_key_hashes: tuple[str, ...]  # () where no key is asked for
     probe_key: str | None
+    upstream_key: str | None
 
     @property
-    def model_transfer(self) -> Transfer:
+    def model_transfer(self) -> Transfer | None:
+        if self.model is None:
+            return None
         return Transfer(
             label=f"model {self.model.name}",
             source=self.model.path,
@@ -102,9 +107,13 @@ def context_for(host: Host) -> Context | None:
 
 def _context_for(host: Host) -> Context:
     settings = Settings.from_host_data(host.data.dict(), host=host.name)
-    api_key = _api_key(settings, os.environ, host.name)
-    model = _model(settings)
-    recorder.note_model(model.name, model.sha256)
+    api_keys = _keys("api_key_env", settings.api_key_env, host.name, SHORTEST_API_KEY)
+    upstream_keys = _keys("upstream_key_env", settings.upstream_key_env, host.name, 1)
+    upstream_key = upstream_keys[0] if upstream_keys else None
+    own_app = _app_files(settings)
+    model = _model(settings) if settings.holds_model else None
+    if model is not None:
+        recorder.note_model(model.name, model.sha256)
 
     profile = read(HostProfileFact)
     mismatch = check_arch(profile, _group_arch(host))
@@ -124,12 +133,17 @@ def _context_for(host: Host) -> Context:
             host.log(str(fault.for_host(host.name)), logger.error)
         raise faults[0]
     assert runtime is not None  # check_host has refused an architecture without one
+    if settings.upstream_unit is not None:
+        upstream.require(settings.upstream_unit)
 
     plan = plan_tuning(profile, settings)
     recorder.note_plan(host, plan)
-    probe_key = None if api_key is None else _probe_key(api_key, host.name)
-    keys = tuple(key for key in (api_key, probe_key) if key is not None)
+    probe_key = _probe_key(api_keys[0], host.name) if api_keys else None
+    keys = api_keys if probe_key is None else (*api_keys, probe_key)
     hashes = tuple(hashlib.sha256(key.encode()).hexdigest() for key in keys)
+    upstream_key_hash = None
+    if upstream_key is not None:
+        upstream_key_hash = hashlib.sha256(upstream_key.encode()).hexdigest()
     return Context(
         settings=settings,
         profile=profile,
@@ -137,12 +151,15 @@ def _context_for(host: Host) -> Context:
         model=model,
         runtime=runtime,
         release=Release.of(
-            model_sha256=model.sha256,
+            model_sha256=None if model is None else model.sha256,
             runtime_id=runtime.id,
-            files=render.release_files(plan, settings, hashes),
+            files=render.release_files(
+                plan, settings, hashes, upstream_key_hash=upstream_key_hash, app_files=own_app
+            ),
         ),
         api_key_hashes=hashes,
         probe_key=probe_key,
+        upstream_key=upstream_key,
     )
 
 
@@ -157,34 +174,45 @@ def _group_arch(host: Host) -> Arch | None:
     return next((arch for arch in Arch if arch.value in host.groups), None)
 
 
-def _disk_needed_bytes(model: ModelArtifact, runtime: Runtime) -> int:
+def _disk_needed_bytes(model: ModelArtifact | None, runtime: Runtime) -> int:
     """What this roll-out will still write under /opt/edgellm."""
-    model_path = layout.model_path(model.sha256)
+    models = {} if model is None else {layout.model_path(model.sha256): model.sha256}
     runtime_path = layout.runtime_directory(runtime.id)
-    whole = read(
-        ArtifactsWhole, models={model_path: model.sha256}, runtimes={runtime_path: runtime.id}
-    )
+    whole = read(ArtifactsWhole, models=models, runtimes={runtime_path: runtime.id})
     needed_bytes = 0
-    if not whole[model_path]:
+    if model is not None and not whole[layout.model_path(model.sha256)]:
         needed_bytes += model.size_bytes
     if not whole[runtime_path]:
         needed_bytes += runtime.size_bytes + runtime.unpacked_size_bytes
     return needed_bytes
 
 
-def _api_key(settings: Settings, environ: os._Environ[str], host: str) -> str | None:
-    if settings.api_key_env is None:
-        return None
-    key = environ.get(settings.api_key_env, "")
-    if len(key) < SHORTEST_API_KEY or not key.isascii() or not key.isprintable():
-        raise SettingsError(
-            host=host,
-            what=f"api_key_env: the environment variable {settings.api_key_env}",
-            want=f"an API key of {SHORTEST_API_KEY} or more printable ASCII characters",
-            have="none" if not key else "one that is too short or has other characters",
-            fix=f"export {settings.api_key_env}=$(openssl rand -hex 24), and keep it",
-        )
-    return key
+def _keys(setting: str, names: str | None, host: str, shortest: int) -> tuple[str, ...]:
+    """The keys in the environment variables that a setting names, each once. Raises SettingsError.
+
+    No value of one is in any message.
+    """
+    keys = []
+    for name in names.split(",") if names else ():
+        key = os.environ.get(name, "")
+        if len(key) < shortest or not key.isascii() or not key.isprintable():
+            raise SettingsError(
+                host=host,
+                what=f"{setting}: the environment variable {name}",
+                want=f"an API key of {shortest} or more printable ASCII characters",
+                have="none" if not key else "one that is too short or has other characters",
+                fix=f"export {name}=$(openssl rand -hex 24), and keep it"
+                if setting == "api_key_env"
+                else f"export {name} with the key that the upstream wants",
+            )
+        keys.append(key)
+    return tuple(dict.fromkeys(keys))
+
+
+def _app_files(settings: Settings) -> tuple[ReleaseFile, ...]:
+    if settings.server_app is None or settings.server_app_dir is None:
+        return ()
+    return app_files(Path(settings.server_app_dir), settings.server_app)
 
 
 def _probe_key(api_key: str, host: str) -> str:

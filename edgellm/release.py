@@ -39,7 +39,7 @@ class Runtime:
 class ReleaseFile:
     """One rendered file of a release."""
 
-    name: str  # "entrypoint.sh"
+    name: str  # "entrypoint.sh", "app/main.py"
     content: str
     mode: int  # 0o755
 
@@ -49,12 +49,14 @@ class Release:
     """One state of a host. Equal content, equal id: a second roll-out finds it in place."""
 
     id: str
-    model_sha256: str
+    model_sha256: str | None  # None: it has no model, another server has
     runtime_id: str
     files: tuple[ReleaseFile, ...]  # sorted by name
 
     @classmethod
-    def of(cls, *, model_sha256: str, runtime_id: str, files: Iterable[ReleaseFile]) -> Release:
+    def of(
+        cls, *, model_sha256: str | None, runtime_id: str, files: Iterable[ReleaseFile]
+    ) -> Release:
         """The release of this content. The order of `files` does not matter."""
         ordered = tuple(sorted(files, key=lambda file: file.name))
         return cls(
@@ -65,7 +67,7 @@ class Release:
         )
 
 
-def release_id(*, model_sha256: str, runtime_id: str, files: Iterable[ReleaseFile]) -> str:
+def release_id(*, model_sha256: str | None, runtime_id: str, files: Iterable[ReleaseFile]) -> str:
     """The first 16 hex digits of the SHA-256 over model, runtime and every rendered file.
 
     Raises ValueError where two files have one name: the release would not be what its id says.

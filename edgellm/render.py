@@ -18,29 +18,48 @@ TEMPLATES = Path(__file__).parent.parent / "templates"
 
 
 def release_files(
-    plan: TuningPlan, settings: Settings, key_hashes: tuple[str, ...]
+    plan: TuningPlan,
+    settings: Settings,
+    key_hashes: tuple[str, ...],
+    *,
+    upstream_key_hash: str | None = None,
+    app_files: tuple[ReleaseFile, ...] = (),
 ) -> tuple[ReleaseFile, ...]:
-    """What lies in releases/<id>/ beside the links to model and runtime."""
+    """What lies in releases/<id>/ beside the links to model and runtime.
+
+    `app_files`: the operator's own app, as it is to lie under app/.
+    """
     values = {
         "plan": plan,
         "settings": settings,
         "key_hashes": key_hashes,
         "keys_fingerprint": hashlib.sha256("\n".join(key_hashes).encode()).hexdigest()[:16],
+        "upstream_key_hash": upstream_key_hash,
     }
     files = [
         ReleaseFile(name=name, content=text(f"{name}.j2", **values), mode=mode)
         for name, mode in (
             ("entrypoint.sh", 0o755),
             ("server.env", 0o644),
-            ("edgellm.service", 0o644),
-            ("edgellm.slice", 0o644),
+            *((unit, 0o644) for unit in layout.UNITS),
         )
     ]
+    files.extend(app_files)
+    if settings.upstream_unit:
+        name = f"{layout.UPSTREAM_FOLDER}/{settings.upstream_unit}.conf"
+        files.append(ReleaseFile(name=name, content=upstream_drop_in(plan), mode=0o644))
     if settings.system_prompt:
         files.append(
             ReleaseFile(name="system_prompt.txt", content=settings.system_prompt, mode=0o644)
         )
     return tuple(files)
+
+
+def upstream_drop_in(plan: TuningPlan) -> str:
+    """The drop-in of the operator's own server, with a fingerprint of itself in its environment."""
+    unnamed = text("upstream.conf.j2", plan=plan, fingerprint="")
+    fingerprint = hashlib.sha256(unnamed.encode()).hexdigest()[:16]
+    return text("upstream.conf.j2", plan=plan, fingerprint=fingerprint)
 
 
 def api_keys_file(key_hashes: tuple[str, ...]) -> str:

@@ -41,6 +41,7 @@ _PLATFORMS = ("manylinux2014_{machine}", "manylinux_2_17_{machine}", "any")
 _ELF_MACHINES = {Arch.X86_64: 62, Arch.ARM64: 183}  # elf(5): e_machine
 _ELF_NAMES = {3: "x86", 40: "arm", 62: "x86_64", 183: "arm64", 243: "riscv"}
 _FOREIGN_SUFFIXES = (".pyd", ".dll", ".dylib")
+_SERVER_SUFFIXES = (".py", ".html")  # the server's code, and the chat page that it serves
 _DROPPED_FOLDERS = frozenset({"__pycache__", "bin", "tests"})
 # Of a .dist-info, pip's own notes go: they list files that are dropped here. METADATA (for
 # importlib.metadata), WHEEL and the licences, which must travel with the code, stay.
@@ -103,10 +104,11 @@ def _inputs_key(arch: Arch, requirements: Path, server_sources: Path) -> str:
 def _server_files(server_sources: Path, arch: Arch) -> list[Path]:
     files = sorted(
         path
-        for path in server_sources.rglob("*.py")
-        if not _DROPPED_FOLDERS & set(path.relative_to(server_sources).parts)
+        for path in server_sources.rglob("*")
+        if path.suffix in _SERVER_SUFFIXES
+        and not _DROPPED_FOLDERS & set(path.relative_to(server_sources).parts)
     )
-    if not files:
+    if not any(path.suffix == ".py" for path in files):
         raise _fault(
             arch,
             f"the server's sources in {server_sources}",

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from ipaddress import ip_address
 from typing import Any
 
 from edgellm.errors import SettingsError
@@ -14,6 +15,11 @@ from edgellm.errors import SettingsError
 # Host data that belongs to pyinfra's connectors or to the inventory itself, not to Settings.
 FOREIGN_PREFIXES = ("ssh_", "docker_", "podman_", "vagrant_", "fake_", "_")
 INVENTORY_KEYS = frozenset({"arch", "site", "wave", "address", "fleet_file"})
+
+_VARIABLE = r"[A-Z_][A-Z0-9_]*"
+_MODULE = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*"
+# As browsers write it in an Origin header; no "*", which would let every page of the web in.
+_ORIGIN = r"https?://([a-z0-9.-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?"
 
 
 def _setting(
@@ -47,16 +53,29 @@ class Settings:
 
     # Server
     bind_address: str = _setting(
-        "address uvicorn listens on; other than loopback only with an API key",
+        "address the socket listens on; other than loopback only with an API key",
         default="127.0.0.1",
         pattern=r"[0-9A-Fa-f.:]+",
     )
-    port: int = _setting("port uvicorn listens on", default=8000, low=1024, high=65535)
+    port: int = _setting("port the socket listens on", default=8000, low=1024, high=65535)
     api_key_env: str | None = _setting(
-        "environment variable of the control machine that holds the API key; "
-        "only its SHA-256 reaches a host",
+        "environment variables of the control machine, comma separated, that hold an API key each; "
+        "only their SHA-256 reach a host",
         default=None,
-        pattern=r"[A-Z_][A-Z0-9_]*",
+        pattern=rf"{_VARIABLE}(,{_VARIABLE})*",
+    )
+    web_ui: bool = _setting("serve the chat page at /", default=True)
+    cors_origins: str | None = _setting(
+        "origins, comma separated, whose pages may call the server: https://panel.example:8443",
+        default=None,
+        pattern=rf"{_ORIGIN}(,{_ORIGIN})*",
+    )
+    log_prompts: bool = _setting("write prompts and answers to the journal", default=False)
+    drain_deadline_s: int = _setting(
+        "what running answers get to end in when the service is stopped or a release switched",
+        default=30,
+        low=1,
+        high=600,
     )
     system_prompt: str | None = _setting(
         "prefilled at start, and put first where a request has none", default=None
@@ -64,11 +83,49 @@ class Settings:
     n_ctx: int = _setting("context of one slot, in tokens", default=2048, low=256, high=32768)
     n_parallel: int | None = _setting("slots of a worker", default=None, low=1, high=64)
     n_batch: int = _setting(
-        "prefill batch in tokens; small keeps short requests short", default=128, low=16, high=2048
+        "prefill batch in tokens; small keeps short requests short", default=64, low=16, high=2048
     )
     max_tokens: int = _setting("cap of generated tokens a request", default=512, low=1, high=32768)
     max_queue: int = _setting(
         "requests that may wait beyond the slots", default=8, low=0, high=1024
+    )
+
+    # Whose engine, and whose app
+    engine: str = _setting(
+        "llama: the model in the server's own process; forward: an OpenAI-compatible server that "
+        "runs on the host already, and no model is sent",
+        default="llama",
+        choices=("llama", "forward"),
+    )
+    upstream_url: str | None = _setting(
+        "engine=forward: that server's base URL on the host's loopback, http://127.0.0.1:8080/v1",
+        default=None,
+        pattern=r"http://[A-Za-z0-9.:\[\]-]+(/[A-Za-z0-9._~/-]*)?",
+    )
+    upstream_model: str | None = _setting(
+        "engine=forward: the model to ask it for; without: the first of its /models",
+        default=None,
+        pattern=r"[A-Za-z0-9][A-Za-z0-9._:/@+-]*",
+    )
+    upstream_key_env: str | None = _setting(
+        "engine=forward: environment variable of the control machine that holds the key it wants",
+        default=None,
+        pattern=_VARIABLE,
+    )
+    upstream_unit: str | None = _setting(
+        "engine=forward: its systemd service, which gets the plan's tuning by a drop-in",
+        default=None,
+        pattern=r"[A-Za-z0-9][A-Za-z0-9:_.@-]*\.service",
+    )
+    server_app: str | None = _setting(
+        "your own ASGI app, module:attribute, served in the place of ours",
+        default=None,
+        pattern=rf"{_MODULE}:{_MODULE}",
+    )
+    server_app_dir: str | None = _setting(
+        "server_app: the folder with its files on the control machine",
+        default=None,
+        pattern=r"\S(.*\S)?",
     )
 
     # Tuning: None lets plan_tuning decide
@@ -165,15 +222,67 @@ class Settings:
                 f"bind_address={self.bind_address} is not loopback: it needs api_key_env, "
                 "the name of an environment variable that holds an API key"
             )
-        if self.max_tokens >= self.n_ctx:
+        if self.holds_model and self.max_tokens >= self.n_ctx:
             faults.append(
                 f"max_tokens={self.max_tokens} leaves no room for a prompt in n_ctx={self.n_ctx}"
             )
+        faults.extend(self._upstream_contradictions())
+        if (self.server_app is None) != (self.server_app_dir is None):
+            faults.append("server_app and server_app_dir belong together: set both or none")
+        return faults
+
+    def _upstream_contradictions(self) -> list[str]:
+        if self.engine != "forward":
+            names = ("upstream_url", "upstream_model", "upstream_key_env", "upstream_unit")
+            return [
+                f"{name} has a meaning for engine=forward alone"
+                for name in names
+                if getattr(self, name) is not None
+            ]
+        if self.upstream_url is None:
+            return ["engine=forward needs upstream_url, such as http://127.0.0.1:8080/v1"]
+        faults = []
+        address, port = _endpoint(self.upstream_url)
+        if address is None or not ip_address(address).is_loopback:
+            faults.append(
+                f"upstream_url={self.upstream_url} is not on loopback: "
+                "it must look like http://127.0.0.1:8080/v1"
+            )
+        elif port == self.port and self.bind_address in (address, "0.0.0.0", "::"):
+            faults.append(f"upstream_url={self.upstream_url} is this server itself: see port")
+        if self.upstream_unit == "edgellm.service":
+            faults.append("upstream_unit=edgellm.service is this server itself")
         return faults
 
     @property
     def is_loopback(self) -> bool:
         return self.bind_address == "::1" or self.bind_address.startswith("127.")
+
+    @property
+    def listen_stream(self) -> str:
+        """address:port as systemd.socket(5) writes it: '[::1]:8000'."""
+        address = f"[{self.bind_address}]" if ":" in self.bind_address else self.bind_address
+        return f"{address}:{self.port}"
+
+    @property
+    def holds_model(self) -> bool:
+        """Whether the model is ours to send and to hold in memory."""
+        return self.engine == "llama"
+
+
+def _endpoint(url: str) -> tuple[str | None, int | None]:
+    """'http://localhost:8080/v1' -> ('127.0.0.1', 8080); None where it is no address."""
+    found = re.fullmatch(
+        r"http://(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9.-]+))(?::(\d{1,5}))?(/.*)?", url
+    )
+    if found is None:
+        return None, None
+    address = "127.0.0.1" if found[2] == "localhost" else found[1] or found[2]
+    port = int(found[3] or 80)
+    try:
+        return (str(ip_address(address)), port) if 0 < port < 65536 else (None, None)
+    except ValueError:
+        return None, None
 
 
 def check_value(name: str, value: Any) -> str | None:

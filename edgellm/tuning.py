@@ -131,7 +131,8 @@ MODEL_COPIES = 2
 # Left to the rest of the host: a tenth, and at least what sshd, journald and apt need together.
 HEADROOM_FRACTION = 0.1
 MIN_HEADROOM_BYTES = 256 * MIB
-PARALLEL_SLOTS = (4, 2, 1)  # tried in this order until one fits
+# Tried in this order until one fits. Of five clients on 4 slots one waits for a whole answer.
+PARALLEL_SLOTS = (8, 4, 2, 1)
 # llama.cpp's own default is 8192 MiB, more than most of these boards have.
 CACHE_RAM_MIB = 256  # about 21,000 tokens of parked prompts
 CACHE_RAM_FROM_BYTES = 3 * GIB
@@ -193,7 +194,7 @@ def plan_tuning(profile: HostProfile, settings: Settings) -> TuningPlan:
     packages, why_packages = plan_packages(profile, settings)
     usable, why_cpus = plan_cpus(profile, settings)
     nodes, bindable, why_nodes = plan_nodes(profile, settings, usable, packages)
-    cache_ram_mib, why_cache = plan_cache(profile)
+    cache_ram_mib, why_cache = plan_cache(profile, settings)
     room = worker_bytes(settings, settings.n_parallel or PARALLEL_SLOTS[0], cache_ram_mib)
     workers, why_workers = plan_workers(
         profile, settings, usable, nodes if bindable else (), room, cache_ram_mib
@@ -482,6 +483,9 @@ def plan_nodes(
         return (), False, (_why("numa", text, left_alone=True),)
     if settings.numa == "off":
         return (), False, (_why("numa", "numa=off in the inventory", left_alone=True),)
+    if not settings.holds_model:
+        text = "what the upstream's model takes is not known: a strict binding could end in the OOM"
+        return (), False, (_why("numa", text, left_alone=True),)
     if not numactl_usable(profile, packages):
         how = "fails here (EPERM is usual in containers)" if profile.tools.numactl else "is missing"
         text = f"{len(nodes)} nodes, but numactl {how}: no binding"
@@ -576,11 +580,15 @@ def split_cpus(profile: HostProfile, cpus: CpuSet, workers: int) -> tuple[CpuSet
 
 def kv_bytes(settings: Settings, n_parallel: int) -> int:
     """KV cache of one worker."""
+    if not settings.holds_model:
+        return 0
     return settings.n_ctx * n_parallel * KV_BYTES_PER_TOKEN
 
 
 def worker_bytes(settings: Settings, n_parallel: int, cache_ram_mib: int) -> int:
-    """All that one worker may come to hold."""
+    """All that one worker may come to hold; the model of another server is not ours to count."""
+    if not settings.holds_model:
+        return RUNTIME_BYTES
     return (
         MODEL_COPIES * settings.model_size_bytes
         + RUNTIME_BYTES
@@ -606,8 +614,10 @@ def memory_budget(profile: HostProfile) -> int:
     return max(0, available_memory(profile) - headroom)
 
 
-def plan_cache(profile: HostProfile) -> tuple[int, Reasons]:
+def plan_cache(profile: HostProfile, settings: Settings) -> tuple[int, Reasons]:
     """llama.cpp's cache of evicted prompts in MiB, by total memory: stable from run to run."""
+    if not settings.holds_model:
+        return 0, ()
     if total_memory(profile) >= CACHE_RAM_FROM_BYTES:
         text = f"{CACHE_RAM_MIB} MiB for parked prompts; llama.cpp's default is 8192 MiB"
         return CACHE_RAM_MIB, (_why("cache_ram", text),)
@@ -630,7 +640,7 @@ def plan_slots(
             return slots, (_why("n_parallel", f"{slots}: set by the inventory"),)
         text = f"{slots} instead of {settings.n_parallel}: {mb(budget)} of memory to spend"
         return slots, (_why("n_parallel", text, warning=True),)
-    by_cores = 2 * len(physical_cores(profile, cpus))
+    by_cores = 4 * len(physical_cores(profile, cpus))
     slots = next((n for n in PARALLEL_SLOTS if n <= by_cores and fits(n)), 1)
     if slots == PARALLEL_SLOTS[0]:
         text = f"{slots} requests decode together, each with its own {settings.n_ctx} tokens"
@@ -644,6 +654,9 @@ def plan_slots(
 def why_memory(
     settings: Settings, n_parallel: int, workers: int, kv_cache: int, needed: int
 ) -> Reasons:
+    if not settings.holds_model:
+        text = f"{mb(needed)}: engine=forward holds no model; the upstream's is its own business"
+        return (_why("memory", text),)
     each = "" if workers == 1 else f" x {workers} workers"
     whose = "" if workers == 1 else f" for {workers} workers"
     kv = (
@@ -665,9 +678,15 @@ def plan_limits(
     profile: HostProfile, settings: Settings, workers: int, needed_bytes: int
 ) -> tuple[bool, Limits, Reasons]:
     """Whether the engine locks the model, and the limits that allow it. (mlock, limits, reasons)"""
+    why_nofile = _why("nofile", f"LimitNOFILE={settings.nofile} in the unit: PAM limits miss it")
+    if not settings.holds_model:
+        text = (
+            "unlimited: engine=forward locks nothing, and what the upstream may need to is unknown"
+        )
+        limits = Limits(nofile=settings.nofile, memlock_bytes=None)
+        return False, limits, (_why("memlock", text), why_nofile)
     locked = MODEL_COPIES * settings.model_size_bytes
     ample = workers * locked < available_memory(profile) and needed_bytes <= memory_budget(profile)
-    why_nofile = _why("nofile", f"LimitNOFILE={settings.nofile} in the unit: PAM limits miss it")
     warning = False
     if settings.mlock is None:
         mlock = ample

@@ -18,12 +18,26 @@ model_size_bytes = 428_730_208
 # Server. Another address than loopback needs api_key_env.
 bind_address = "127.0.0.1"
 port = 8000
-api_key_env = None  # "EDGELLM_API_KEY": the variable of the control machine that holds the key
+api_key_env = None  # "EDGELLM_API_KEY": the variable of the control machine; "A,B": several keys
+web_ui = True  # the chat page at /
+cors_origins = None  # "https://panel.example": pages of other origins that may call the server
+log_prompts = False  # prompts and answers in the journal
+drain_deadline_s = 30  # what running answers get to end in, at a stop or a switch of releases
 system_prompt = None  # prefilled at start: its tokens cost nothing at the first request
 n_ctx = 2048  # tokens of one slot; about 12 KB of memory a token for this model
 n_parallel = None  # slots
 max_tokens = 512  # generated, a request
 max_queue = 8  # requests waiting beyond the slots; further ones get 503 and Retry-After
+
+# An OpenAI-compatible server of your own that runs on the hosts (llama-server, vLLM, TGI, Ollama):
+# engine = "forward" sends no model and passes requests on to it.
+engine = "llama"
+upstream_url = None  # "http://127.0.0.1:8080/v1"
+upstream_unit = None  # "llama-server.service": it gets the tuning too, by a drop-in
+
+# An ASGI app of your own in the place of ours, with /health and /v1/chat/completions.
+server_app = None  # "main:app"
+server_app_dir = None  # "my_app": a folder of this clone, sent with each release
 
 # Tuning
 threads = None

@@ -15,9 +15,14 @@ from edgellm import recorder
 from edgellm.errors import EdgellmError
 from edgellm.facts.installed import Installed
 from edgellm.facts.reading import read
-from edgellm.facts.service import SLICE, UNIT, Service
-from edgellm.layout import CURRENT, PREVIOUS, RELEASES, STATE_DIR, UNIT_DIR, USER
+from edgellm.facts.service import SLICE, SOCKET, UNIT, ReleaseUnits, Service
+from edgellm.layout import CURRENT, DROP_IN, PREVIOUS, STATE_DIR, UNIT_DIR, USER
+from edgellm.operations import upstream
 from edgellm.operations.containment import host_operation
+
+# A roll-back has no smoke test after it: it waits for the release to be ready itself. The slowest
+# card seen takes a third of this.
+READY_WITHIN_S = 600
 
 
 @host_operation()
@@ -37,7 +42,10 @@ def account_present() -> Generator[Any]:
 def running(
     release_id: str, repaired: Callable[[], bool] | None = None
 ) -> Generator[StringCommand]:
-    """`current` points to the release, and the enabled, active service runs it.
+    """`current` points to the release, and the enabled, active service runs it, on its socket.
+
+    Running includes loading: a service that loads the right release is left to it, and whether it
+    gets ready is for the smoke test to find out, which says why not.
 
     Whether it runs it is read from the process itself, so that a run that was cut between the
     flip and the restart is mended by the next one. `repaired`: whether this run has placed what
@@ -53,15 +61,17 @@ def running(
         if state.current_release is not None:
             yield point(PREVIOUS, state.current_release)
         yield point(CURRENT, release_id)
-    if not state.enabled:
+    if not (state.enabled and state.socket_enabled):
         stale = True
-        yield StringCommand("systemctl", "enable", UNIT)
+        yield StringCommand("systemctl", "enable", UNIT, SOCKET)
     runs_other_files = state.runs_replaced_files or (
         pyinfra_state.is_executing and repaired is not None and repaired()
     )
-    if not state.active or state.running_release != release_id or runs_other_files:
+    with_socket = state.socket_stale or not state.socket_active
+    runs_it = state.active and state.running_release == release_id and not runs_other_files
+    if with_socket or not runs_it:
         stale = True
-        yield from restart()
+        yield from restart(with_socket=with_socket)
     recorder.note_release(host, release_id)
     if not stale:
         host.noop(f"{UNIT} already runs release {release_id}")
@@ -69,14 +79,17 @@ def running(
 
 @host_operation()
 def stopped() -> Generator[StringCommand]:
-    """The service neither runs nor starts at boot."""
+    """Service and socket neither run nor start at boot."""
     state = read(Service)
-    if state.active or state.enabled:
-        yield StringCommand("systemctl", "disable", "--now", UNIT)
+    # The socket first: a connection would start the service again
+    units = [SOCKET] if state.socket_active or state.socket_enabled else []
+    units += [UNIT] if state.active or state.enabled else []
+    if units:
+        yield StringCommand("systemctl", "disable", "--now", *units)
         # systemd keeps an empty slice, with its cgroup, until it is told to stop it
         yield StringCommand("systemctl", "stop", SLICE)
     else:
-        host.noop(f"{UNIT} is neither active nor enabled")
+        host.noop(f"{UNIT} and {SOCKET} are neither active nor enabled")
 
 
 @host_operation()
@@ -90,7 +103,7 @@ def account_absent() -> Generator[Any]:
 
 @host_operation()
 def rolled_back(required: bool) -> Generator[StringCommand]:
-    """The previous release runs again, with its own units.
+    """The previous release runs again, with its own units, and is ready.
 
     Without one: `required` fails the host, else it stays as it is.
     """
@@ -107,14 +120,32 @@ def rolled_back(required: bool) -> Generator[StringCommand]:
             have="none beside the current one",
             fix="roll a release out with deploys/qwen.py instead",
         )
-    release = posixpath.join(RELEASES, previous)
-    units = [posixpath.join(release, unit) for unit in (UNIT, SLICE)]
-    yield StringCommand(
-        "install", "-m", "0644", *(QuoteString(unit) for unit in units), QuoteString(UNIT_DIR)
-    )
+    units = read(ReleaseUnits, release_id=previous)
+    socket = posixpath.join(UNIT_DIR, SOCKET)
+    has_socket = socket not in units.surplus  # releases of before socket activation have none
+    if not has_socket:
+        yield StringCommand("systemctl", "disable", SOCKET)
+        yield StringCommand("systemctl", "stop", SOCKET, UNIT)
+    for source, place in units.differing:
+        yield StringCommand("install", "-D", "-m", "0644", QuoteString(source), QuoteString(place))
+    drop_ins = [place for place in units.surplus if posixpath.basename(place) == DROP_IN]
+    others = [place for place in units.surplus if place not in drop_ins]
+    if drop_ins:
+        yield upstream.removal(drop_ins)
+    if others:
+        yield StringCommand("rm", "-f", "--", *(QuoteString(place) for place in others))
     yield point(CURRENT, previous)
     yield StringCommand("systemctl", "daemon-reload")
-    yield from restart()
+    if has_socket and not state.socket_enabled:
+        yield StringCommand("systemctl", "enable", SOCKET)
+    yield from upstream.restarted(place for _, place in units.differing)
+    yield from upstream.restarted(drop_ins)
+    with_socket = has_socket and (
+        not state.socket_active
+        or state.socket_stale
+        or any(place == socket for _, place in units.differing)
+    )
+    yield from restart(with_socket=with_socket, ready_within_s=READY_WITHIN_S)
     recorder.note_release(host, previous)
 
 
@@ -133,10 +164,24 @@ def releases_pruned(keep: int) -> Generator[StringCommand]:
         host.noop(f"{len(installed.releases)} releases, none to prune")
 
 
-def restart() -> Generator[StringCommand]:
-    """Also of a unit that had given up (StartLimitBurst), which would refuse it."""
-    yield StringCommand("systemctl", "reset-failed", UNIT, "2>/dev/null", "||", "true")
-    yield StringCommand("systemctl", "restart", UNIT)
+def restart(*, with_socket: bool, ready_within_s: int | None = None) -> Generator[StringCommand]:
+    """Also of a unit that had given up (StartLimitBurst), which would refuse it.
+
+    Waits until the old process has ended its answers, so that nobody takes it for the new one; the
+    socket keeps who connects meanwhile, unless it is restarted as well (`with_socket`). Waits for
+    the new one to be ready only within `ready_within_s`, where that is given.
+    """
+    yield StringCommand("systemctl", "reset-failed", UNIT, SOCKET, "2>/dev/null", "||", "true")
+    # In one line: a link that is lost after the stop does not keep the start from following.
+    bits = ["systemctl", "stop", UNIT, ";"]
+    if with_socket:
+        # A port that is taken is told by the smoke test, and undone by its roll-back.
+        bits += ["systemctl", "restart", SOCKET, ";"]
+    if ready_within_s is None:
+        bits += ["systemctl", "start", "--no-block", UNIT]
+    else:
+        bits += ["timeout", str(ready_within_s), "systemctl", "start", UNIT]
+    yield StringCommand(*bits)
 
 
 def point(link: str, release_id: str) -> StringCommand:

@@ -10,5 +10,9 @@ from edgellm.steps.step import step
 
 
 @step("Model")
-def place_model(ctx: Context) -> OperationMeta:
-    return model.present(name="Model file present and verified", transfer=ctx.model_transfer)
+def place_model(ctx: Context) -> OperationMeta | None:
+    """None: the host forwards to a server that has a model of its own."""
+    transfer = ctx.model_transfer
+    if transfer is None:
+        return None
+    return model.present(name="Model file present and verified", transfer=transfer)

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
+
 from pyinfra.api.operation import OperationMeta
 
 from edgellm import layout, render
-from edgellm.facts.service import SLICE, UNIT
-from edgellm.operations import paths, service
+from edgellm.operations import paths, service, upstream
 from edgellm.operations.paths import HostDirectory, HostFile
 from edgellm.prepare import Context
 from edgellm.release import Release
 from edgellm.steps.step import step
 
-UNITS = (UNIT, SLICE)
-
 
 @step("Server")
-def start_server(ctx: Context, *placed: OperationMeta) -> None:
+def start_server(ctx: Context, *placed: OperationMeta | None) -> None:
     """`placed`: the operations that placed what the service runs."""
     service.account_present(name="System account edgellm present")
     paths.present(
         name="API key files present",
         files=_key_files(ctx),
-        directories=() if ctx.probe_key is None else (HostDirectory(path=layout.CONFIG_DIR),),
+        directories=(HostDirectory(path=layout.CONFIG_DIR),) if _key_files(ctx) else (),
     )
     release_files = paths.present(
         name="Release files present",
@@ -35,33 +34,51 @@ def start_server(ctx: Context, *placed: OperationMeta) -> None:
         files=tuple(
             HostFile(path=f"{layout.UNIT_DIR}/{file.name}", content=file.content)
             for file in ctx.release.files
-            if file.name in UNITS
+            if file.name in layout.UNITS
         ),
+    )
+    unit = ctx.settings.upstream_unit
+    upstream.tuned(
+        name="Upstream server tuned",
+        unit=unit,
+        drop_in=None if unit is None else render.upstream_drop_in(ctx.plan),
     )
     service.running(
         name="Service runs the release",
         release_id=ctx.release.id,
-        repaired=lambda: any(done.did_change() for done in (*placed, release_files, units)),
+        repaired=lambda: any(
+            done.did_change() for done in (*placed, release_files, units) if done is not None
+        ),
     )
 
 
 def _key_files(ctx: Context) -> tuple[HostFile, ...]:
-    if ctx.probe_key is None:
-        return ()
-    return (
-        HostFile(
-            path=layout.API_KEYS,
-            content=render.api_keys_file(ctx.api_key_hashes),
-            mode="0640",
-            group=layout.USER,
-        ),
-        HostFile(path=layout.PROBE_KEY, content=ctx.probe_key + "\n", mode="0600"),
-    )
+    files = []
+    if ctx.probe_key is not None:
+        hashes = render.api_keys_file(ctx.api_key_hashes)
+        files.append(HostFile(path=layout.API_KEYS, content=hashes, mode="0640", group=layout.USER))
+        files.append(HostFile(path=layout.PROBE_KEY, content=ctx.probe_key + "\n", mode="0600"))
+    if ctx.upstream_key is not None:
+        key = ctx.upstream_key + "\n"
+        files.append(
+            HostFile(path=layout.UPSTREAM_KEY, content=key, mode="0640", group=layout.USER)
+        )
+    return tuple(files)
 
 
 def _directories(release: Release) -> tuple[HostDirectory, ...]:
     own = (layout.INSTALL_DIR, layout.MODELS, layout.RUNTIMES, layout.RELEASES)
-    return tuple(HostDirectory(path=path) for path in (*own, layout.release_directory(release.id)))
+    root = layout.release_directory(release.id)
+    # Each before what lies in it: they are made in this order
+    inner = {
+        str(parent)
+        for file in release.files
+        for parent in PurePosixPath(file.name).parents
+        if parent.name
+    }
+    return tuple(
+        HostDirectory(path=path) for path in (*own, root, *(f"{root}/{i}" for i in sorted(inner)))
+    )
 
 
 def _release_files(release: Release) -> tuple[HostFile, ...]:
@@ -74,7 +91,7 @@ def _release_files(release: Release) -> tuple[HostFile, ...]:
 
 def _release_links(release: Release) -> tuple[tuple[str, str], ...]:
     directory = layout.release_directory(release.id)
-    return (
-        (f"{directory}/model.gguf", f"../../models/{release.model_sha256}.gguf"),
-        (f"{directory}/runtime", f"../../runtimes/{release.runtime_id}"),
-    )
+    runtime = (f"{directory}/runtime", f"../../runtimes/{release.runtime_id}")
+    if release.model_sha256 is None:
+        return (runtime,)
+    return ((f"{directory}/model.gguf", f"../../models/{release.model_sha256}.gguf"), runtime)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pyinfra.operations import systemd
 
 from edgellm import layout
-from edgellm.operations import kernel, paths, service, zram
+from edgellm.operations import kernel, paths, service, upstream, zram
 from edgellm.steps.step import step
 
 
 @step("Uninstall")
 def remove_everything() -> None:
+    # Before our slice is stopped, which would stop them with it
+    upstream.tuned(name="Upstream servers as they were", unit=None, drop_in=None)
     service.stopped(name="Service stopped and disabled")
     zram.own_absent(name="Our zram swap off")
     kernel.swappiness_put_back(name="vm.swappiness as before")

@@ -49,6 +49,7 @@ def test_a_runtime_carries_the_engine_and_our_server_for_its_architecture(built:
         unpacked = sum(member.size for member in tar.getmembers())
     assert start[18] == {Arch.X86_64: 0x3E, Arch.ARM64: 0xB7}[built.arch]
     assert "edgellm_server/__init__.py" in names
+    assert "edgellm_server/chat_page.html" in names
     assert "uvicorn/__main__.py" in names
     assert any(name.endswith("xllamacpp-2026.10.11549.dist-info/METADATA") for name in names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
@@ -250,6 +251,20 @@ def test_a_changed_line_of_the_server_is_another_runtime(inputs: Inputs, tmp_pat
     assert before.id != after.id
     (inputs.server / "app.py").write_text("READY = True\n")
     assert inputs.build(Arch.ARM64, tmp_path / "c") == before
+
+
+def test_the_servers_pages_travel_with_its_code_and_its_other_files_do_not(
+    inputs: Inputs, tmp_path: Path
+) -> None:
+    inputs.add({"engine/core.abi3.so": ARM64_ELF})
+    bare = inputs.build(Arch.ARM64, tmp_path / "c")
+    page = inputs.server / "page.html"
+    page.write_text("<!doctype html>")
+    (inputs.server / "notes.txt").write_text("not for hosts")
+    with_page = inputs.build(Arch.ARM64, tmp_path / "c")
+    assert sorted(set(names_in(with_page)) - set(names_in(bare))) == ["edgellm_server/page.html"]
+    page.write_text("<!doctype html><title>new</title>")
+    assert len({bare.id, with_page.id, inputs.build(Arch.ARM64, tmp_path / "c").id}) == 3
 
 
 def test_one_pure_tree_has_an_id_for_each_architecture(inputs: Inputs, tmp_path: Path) -> None:

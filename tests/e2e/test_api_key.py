@@ -14,6 +14,8 @@ from .conftest import FirstRollOut
 from .support import FAST, MODEL_NAME, CommandLine, Ssh
 
 API_KEY = "e2e-correct-horse-battery-staple-42"
+OTHER_KEY = "e2e-another-horse-of-the-same-stable"
+ENVIRONMENT = {"EDGELLM_API_KEY": API_KEY, "EDGELLM_OTHER_KEY": OTHER_KEY}
 HOST = "edge-3"  # where sudo asks for a password: nothing of it may end in the output either
 QUESTION = {
     "model": MODEL_NAME,
@@ -24,7 +26,7 @@ QUESTION = {
 
 def keyed_inventory(roll_out: CommandLine) -> Path:
     return roll_out.inventory(
-        "keyed", [HOST], bind_address="0.0.0.0", api_key_env="EDGELLM_API_KEY"
+        "keyed", [HOST], bind_address="0.0.0.0", api_key_env="EDGELLM_API_KEY,EDGELLM_OTHER_KEY"
     )
 
 
@@ -46,7 +48,7 @@ def test_key_is_asked_for_and_is_in_no_file_output_or_report(
     served: None, first: FirstRollOut, fleet: Fleet, roll_out: CommandLine, ssh: Ssh
 ) -> None:
     inventory = keyed_inventory(roll_out)
-    env = {"EDGELLM_API_KEY": API_KEY}
+    env = ENVIRONMENT
     run = roll_out("-vvv", *FAST, inventory=inventory, env=env).assert_ok(HOST)
     try:
         assert_asked_for(fleet, ssh)
@@ -54,7 +56,7 @@ def test_key_is_asked_for_and_is_in_no_file_output_or_report(
         assert fleet.opspw_password_file.read_text().strip() not in run.output
         assert_probe_key_is_private(run.output, ssh)
         roll_out(*FAST, inventory=inventory, env=env).assert_ok(HOST).assert_changed_nothing()
-        another = {"EDGELLM_API_KEY": API_KEY[::-1]}
+        another = {**ENVIRONMENT, "EDGELLM_API_KEY": API_KEY[::-1]}
         roll_out(*FAST, inventory=inventory, env=another).assert_ok(HOST)
         assert chat(fleet, API_KEY) == 401
         assert chat(fleet, API_KEY[::-1]) == 200
@@ -78,6 +80,7 @@ def assert_asked_for(fleet: Fleet, ssh: Ssh) -> None:
     assert chat(fleet, None) == 401
     assert chat(fleet, API_KEY[:-1]) == 401
     assert chat(fleet, API_KEY) == 200
+    assert chat(fleet, OTHER_KEY) == 200
     # and from another host of the fleet, over the network
     models = f"http://{fleet.host(HOST).fleet_address}:8000/v1/models"
     script = (

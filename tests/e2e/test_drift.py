@@ -75,7 +75,8 @@ ROUNDS = (
         ),
         Drift(
             "runtime damaged, and in force",
-            f"rm {CURRENT}/runtime/uvicorn/main.py && systemctl restart edgellm",
+            # It cannot start, and systemd says so
+            f"rm {CURRENT}/runtime/uvicorn/main.py && ! systemctl restart edgellm",
             (RUNTIME, SERVICE),
         ),
     ),
@@ -111,6 +112,25 @@ ROUNDS = (
         Drift(
             "slice removed",
             f"rm {SYSTEMD}/edgellm.slice && systemctl daemon-reload",
+            (UNITS, SERVICE),
+        ),
+    ),
+    (
+        Drift(
+            "socket stopped and disabled",
+            "systemctl disable --now edgellm.socket",  # and the service with it
+            (SERVICE,),
+        ),
+        Drift(
+            "socket moved to another port, and in force",
+            f"sed -i s/:8000/:8001/ {SYSTEMD}/edgellm.socket && systemctl daemon-reload && "
+            "systemctl stop edgellm && systemctl restart edgellm.socket && "
+            "systemctl restart edgellm",
+            (UNITS, SERVICE),
+        ),
+        Drift(
+            "socket removed",
+            f"rm {SYSTEMD}/edgellm.socket && systemctl daemon-reload",
             (UNITS, SERVICE),
         ),
     ),
@@ -156,6 +176,9 @@ def state(ssh: Ssh, host: str) -> dict[str, str]:
     running = ssh.values(
         host,
         """systemctl show edgellm --property=ActiveState,UnitFileState,NeedDaemonReload
+        systemctl show edgellm.socket \
+            --property=ActiveState,UnitFileState,NeedDaemonReload,Listen | sed s/^/Socket/
+        echo listening=$(ss -Hltn 'sport >= :8000' | awk '{ print $4 }')
         pid=$(systemctl show edgellm --property=MainPID --value)
         echo policy=$(sed 's/.*) //' /proc/$pid/stat | cut -d' ' -f39)
         echo files=$(grep 'open files' /proc/$pid/limits)

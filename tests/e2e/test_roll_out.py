@@ -155,6 +155,7 @@ def test_files_have_their_owners_and_modes(
         f"{release}/server.env": "644 root root regular file",
         "/etc/systemd/system/edgellm.service": "644 root root regular file",
         "/etc/systemd/system/edgellm.slice": "644 root root regular file",
+        "/etc/systemd/system/edgellm.socket": "644 root root regular file",
         "/etc/security/limits.d/90-edgellm.conf": "644 root root regular file",
         "/var/lib/edgellm": "755 edgellm edgellm directory",
     }

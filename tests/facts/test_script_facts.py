@@ -13,10 +13,12 @@ from pyinfra.api.exceptions import FactProcessError
 from edgellm.facts.host_profile import HostProfileFact, probe_command
 from edgellm.facts.installed import Installed
 from edgellm.facts.paths import ArtifactsWhole, PathState, PathStates
+from edgellm.facts.service import ReleaseUnits, UnitsState
+from edgellm.facts.upstream import UpstreamUnits
 from edgellm.hardware import Arch, HostProfile
 from edgellm.remote import script
 
-SCRIPT_FACTS = (PathStates, ArtifactsWhole, Installed)
+SCRIPT_FACTS = (PathStates, ArtifactsWhole, Installed, ReleaseUnits, UpstreamUnits)
 
 
 def words(command: Any) -> list[str]:
@@ -42,6 +44,19 @@ def test_installed_asks_for_the_directories_of_the_layout() -> None:
     asked = json.loads(words(Installed().command())[-1])
     assert asked["releases"] == "/opt/edgellm/releases"
     assert asked["current"] == "/opt/edgellm/current"
+
+
+def test_release_units_asks_for_the_units_of_one_release() -> None:
+    asked = json.loads(words(ReleaseUnits().command("3f2a"))[-1])
+    assert asked["release"] == "/opt/edgellm/releases/3f2a"
+    assert asked["units"] == ["edgellm.service", "edgellm.socket", "edgellm.slice"]
+
+
+def test_release_units_read_as_what_is_to_change() -> None:
+    line = json.dumps({"differing": [["/r/a", "/u/a"]], "surplus": ["/u/b"]})
+    assert ReleaseUnits().process([line]) == UnitsState(
+        differing=(("/r/a", "/u/a"),), surplus=("/u/b",)
+    )
 
 
 def test_path_states_read_as_path_states() -> None:

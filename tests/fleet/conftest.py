@@ -156,7 +156,7 @@ class Fleet:
         profile = parse_profile(probe, control_time_s=None)
         plan = plan_tuning(profile, plan_settings)
         release = Release.of(
-            model_sha256=self.depot.model_sha256,
+            model_sha256=self.depot.model_sha256 if plan_settings.holds_model else None,
             runtime_id=runtime_id,
             files=render.release_files(plan, plan_settings, ()),
         )
@@ -185,6 +185,8 @@ class Fleet:
         }
         return {
             "section format": probe,
+            "def unit_state": "{}",
+            '"drop_ins"': '{"differing": [], "surplus": []}',
             "def runtime_is_whole": json.dumps(whole),
             "def state_of": json.dumps({path: {"kind": "absent"} for path in paths}),
             "def release_of": json.dumps(installed),

@@ -49,7 +49,7 @@ def mixed(new_fleet: Callable[[], Any]) -> Any:
     fleet.add("odd-paths", responses={"def state_of": "{}"})
     fleet.add("mute-paths", responses={"def state_of": DOWN})
     fleet.add("mute-service", responses={"SliceReload": DOWN})
-    fleet.add("no-restart", responses={"systemctl restart edgellm.service": DOWN})
+    fleet.add("no-restart", responses={"systemctl stop edgellm.service": DOWN})
     fleet.add("slow", responses={"edgellm_server/probe.py": slow(8000)})
     fleet.add("no-smoke", responses={"edgellm_server/probe.py": "Killed"})
     fleet.add("full", responses={**_not_whole(fleet), '"action": "offset"': _full()})
@@ -156,6 +156,19 @@ def test_a_run_of_healthy_hosts_exits_0(new_fleet: Callable[[], Any]) -> None:
     ended = fleet.run("qwen")
     assert ended.returncode == 0, ended.output
     assert ended.statuses == {"pi5-01": "ok", "i5-01": "ok"}
+
+
+def test_a_host_that_forwards_is_sent_no_model(new_fleet: Callable[[], Any]) -> None:
+    fleet = new_fleet()
+    # Its own model file is not even looked at
+    missing = {"engine": "forward", "upstream_url": "http://127.0.0.1:8080/v1"}
+    fleet.add("pi5-01", data={**missing, "model_source": "file:/nowhere.gguf"})
+    fleet.add("i5-01", "x86_64")
+    ended = fleet.run("qwen")
+    assert ended.returncode == 0, ended.output
+    assert ended.statuses == {"pi5-01": "ok", "i5-01": "ok"}
+    assert ended.host("pi5-01")["plan"]["memory_needed_bytes"] < 200_000_000
+    assert ended.report["model"]["name"] == "tiny"
 
 
 def test_a_fleet_of_bad_hosts_only_is_reported_and_does_not_exit_0(

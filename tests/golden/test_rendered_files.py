@@ -20,6 +20,7 @@ import pytest
 
 from edgellm import layout, render
 from edgellm.hardware import HostProfile, Tools
+from edgellm.release import ReleaseFile
 from edgellm.settings import Settings
 from edgellm.steps.memory import FILES as ZRAM_FILES
 from edgellm.tuning import TuningPlan, plan_tuning
@@ -27,7 +28,7 @@ from edgellm.tuning import TuningPlan, plan_tuning
 GOLDEN = Path(__file__).with_name("files")
 API_KEY = "correct-horse-battery-staple"
 KEY_HASHES = (hashlib.sha256(API_KEY.encode()).hexdigest(), "ab" * 32)
-UNITS = (".service", ".slice")
+UNITS = (".service", ".slice", ".socket")
 
 # Where a rendered file may point on a host: our own places, and what every distribution has
 ALLOWED_PATHS = (
@@ -38,6 +39,7 @@ ALLOWED_PATHS = (
     "/sbin/modprobe",
     "/dev/null",
 )
+NO_PATHS = ("system_prompt.txt", "app/main.py")  # the operator's own text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,8 @@ class Scenario:
     tools: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     key_hashes: tuple[str, ...] = ()
+    upstream_key_hash: str | None = None
+    app_files: tuple[ReleaseFile, ...] = ()
 
 
 SCENARIOS = {
@@ -94,13 +98,40 @@ SCENARIOS = {
             "swappiness": 0,
         },
     ),
+    "rk3588-forwarding": Scenario(
+        board="rk3588",
+        settings={
+            "engine": "forward",
+            "upstream_url": "http://[::1]:8080/v1",
+            "upstream_model": "qwen2.5:0.5b",
+            "upstream_key_env": "UPSTREAM_KEY",
+            "upstream_unit": "llama-server.service",
+            "cors_origins": "https://panel.example:8443,http://[fd00::1]:8080",
+            "log_prompts": True,
+            "drain_deadline_s": 5,
+        },
+        upstream_key_hash="cd" * 32,
+    ),
+    "raspberry-pi-4-own-app": Scenario(
+        board="raspberry-pi-4",
+        settings={"server_app": "main:app", "server_app_dir": "my_app", "web_ui": False},
+        app_files=(ReleaseFile(name="app/main.py", content="app = 1\n", mode=0o644),),
+    ),
     "kunpeng-920-without-numa": Scenario(board="kunpeng-920", settings={"numa": "off"}),
 }
 
 
-def host_files(plan: TuningPlan, settings: Settings, hashes: tuple[str, ...]) -> dict[str, str]:
+def host_files(plan: TuningPlan, settings: Settings, chosen: Scenario) -> dict[str, str]:
     """{name: text} of all that steps/ write on a host of this plan."""
-    files = {file.name: file.content for file in render.release_files(plan, settings, hashes)}
+    hashes = chosen.key_hashes
+    release = render.release_files(
+        plan,
+        settings,
+        hashes,
+        upstream_key_hash=chosen.upstream_key_hash,
+        app_files=chosen.app_files,
+    )
+    files = {file.name: file.content for file in release}
     files["90-edgellm.limits.conf"] = render.text("90-edgellm.limits.conf.j2", plan=plan)
     if plan.swappiness is not None:
         files["90-edgellm.sysctl.conf"] = render.text("90-edgellm.sysctl.conf.j2", plan=plan)
@@ -129,7 +160,7 @@ def files(
     tools: Tools = replace(profile.tools, **chosen.tools)
     settings = settings_with(**chosen.settings)
     plan = plan_tuning(replace(profile, tools=tools, **chosen.profile), settings)
-    return host_files(plan, settings, chosen.key_hashes)
+    return host_files(plan, settings, chosen)
 
 
 def test_files_of_a_host_are_the_reviewed_ones(
@@ -140,8 +171,13 @@ def test_files_of_a_host_are_the_reviewed_ones(
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         for name, text in files.items():
+            (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8")
-    reviewed = {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()}
+    reviewed = {
+        path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8")
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
     assert files.keys() == reviewed.keys()
     for name, text in files.items():
         assert text == reviewed[name], f"{scenario}/{name}"
@@ -155,6 +191,8 @@ def test_every_template_is_rendered_by_a_scenario() -> None:
     templates = {path.name.removesuffix(".j2") for path in render.TEMPLATES.glob("*.j2")}
     on_the_control_machine = {"fleet_report.html"}
     rendered = {path.name for path in GOLDEN.glob("*/*")}
+    if list(GOLDEN.glob("*/upstream.d/*.conf")):  # named after the operator's unit
+        rendered.add("upstream.conf")
     assert templates - on_the_control_machine <= rendered
 
 
@@ -179,7 +217,7 @@ def test_no_secret_is_in_any_file(files: dict[str, str]) -> None:
 
 def test_no_path_of_this_machine_is_in_any_file(files: dict[str, str]) -> None:
     for name, text in files.items():
-        if name == "system_prompt.txt":
+        if name in NO_PATHS:
             continue
         lines = [line for line in text.splitlines() if not line.startswith("#")]
         for path in re.findall(r"(?<![\w.$}/:*])/[a-z][\w./-]*", "\n".join(lines)):
@@ -222,24 +260,22 @@ def test_entrypoint_execs_one_command_with_the_releases_id_in_its_environment(
     )
     release_id, python_path, *command = done.stdout.split()
     assert release_id == "3abadcf8e3b5c3fa"
-    assert python_path == str(release / "runtime")
-    assert " ".join(command[command.index("python3") :]).startswith(
-        "python3 -s -B -m uvicorn edgellm_server.app:app --host "
-    )
+    assert python_path in (str(release / "runtime"), f"{release}/runtime:{release}/app")
+    assert command[command.index("python3") :] == ["python3", "-s", "-B", "-m", "edgellm_server"]
 
 
 def test_server_env_is_one_assignment_a_line(files: dict[str, str]) -> None:
     lines = [line for line in files["server.env"].splitlines() if not line.startswith("#")]
     assert lines
     for line in lines:
-        assert re.fullmatch(r"[A-Z][A-Z0-9_]*=[A-Za-z0-9_./:,;-]+", line), line
+        assert re.fullmatch(r"[A-Z][A-Z0-9_]*=[][A-Za-z0-9_./:,;-]+", line), line
     names = [line.partition("=")[0] for line in lines]
     assert len(names) == len(set(names))
 
 
 def test_units_are_sections_of_assignments(files: dict[str, str]) -> None:
     for name, text in files.items():
-        if not name.endswith((*UNITS, "zram-generator.conf")):
+        if not name.endswith((*UNITS, "zram-generator.conf", ".service.conf")):
             continue
         parser = configparser.ConfigParser(interpolation=None, strict=True, delimiters="=")
         parser.optionxform = str  # type: ignore[assignment,method-assign]  # keys keep their case

@@ -18,7 +18,8 @@ from pyinfra.context import ctx_host, ctx_state
 from edgellm import recorder
 from edgellm.facts.installed import InstallDir, InstalledRelease
 from edgellm.facts.paths import PathState
-from edgellm.facts.service import ServiceState
+from edgellm.facts.service import ServiceState, UnitsState
+from edgellm.facts.upstream import UpstreamState
 from edgellm.facts.zram import OwnZramState
 from edgellm.operations.paths import HostDirectory, HostFile
 from edgellm.tuning import ZramPlan
@@ -37,6 +38,8 @@ TAGGED = (
     OwnZramState,
     PathState,
     ServiceState,
+    UnitsState,
+    UpstreamState,
     ZramPlan,
 )
 

@@ -19,8 +19,9 @@ from pyinfra.context import ctx_host
 from edgellm import recorder
 from edgellm.errors import EdgellmError
 from edgellm.facts.service import ServiceState
+from edgellm.facts.upstream import UpstreamState
 from edgellm.health import TtftBudget
-from edgellm.operations import kernel, model, paths, runtime, service, smoke, zram
+from edgellm.operations import kernel, model, paths, runtime, service, smoke, upstream, zram
 from edgellm.operations.containment import contained_call, fail, host_operation
 from edgellm.operations.paths import HostFile
 from edgellm.operations.runtime import unpack
@@ -365,6 +366,9 @@ def test_giving_up_without_a_reason_has_one_of_its_own(
 RUNNING = ServiceState(
     active=True,
     enabled=True,
+    socket_active=True,
+    socket_enabled=True,
+    socket_stale=False,
     needs_daemon_reload=False,
     running_release="a",
     current_release="a",
@@ -380,7 +384,7 @@ def test_a_service_whose_files_this_run_has_mended_is_restarted(
         service.running, host, executing=True, release_id="a", repaired=lambda: True
     )
     assert [command.get_raw_value() for command in found][-1] == (
-        "systemctl restart edgellm.service"
+        "systemctl stop edgellm.service ; systemctl start --no-block edgellm.service"
     )
 
 
@@ -393,6 +397,62 @@ def test_a_service_whose_files_were_as_planned_is_left_running(
     )
     assert found == []
     assert notes.hosts["pi5-01"].release == "a"
+
+
+# The operator's own server
+
+DROP_IN = "# Rendered by edgellm; x\n[Service]\nEnvironment=EDGELLM_TUNING=ab12\n"
+UNTUNED = UpstreamState(
+    known=True, active=True, needs_daemon_reload=False, drop_in_sha256=None, tuning=""
+)
+
+
+def tune(commands_of: Commands, scripted_host: Any, **states: UpstreamState) -> list[Any]:
+    found = {f"{name}.service": state for name, state in states.items()}
+    host = scripted_host({"upstream.UpstreamUnits": {"unit=vllm.service": found}})
+    return commands_of(upstream.tuned, host, unit="vllm.service", drop_in=DROP_IN)
+
+
+def test_an_operators_server_gets_the_drop_in_and_is_restarted_with_it(
+    scripted_host: Any, commands_of: Commands
+) -> None:
+    write, *others = tune(commands_of, scripted_host, vllm=UNTUNED)
+    assert json.loads(write.connector_arguments["_stdin"]) == [
+        {
+            "path": "/etc/systemd/system/vllm.service.d/90-edgellm.conf",
+            "content": DROP_IN,
+            "mode": "0644",
+            "owner": "root",
+            "group": "root",
+        }
+    ]
+    assert [command.get_raw_value() for command in others] == [
+        "systemctl daemon-reload",
+        "systemctl restart --no-block vllm.service",
+    ]
+
+
+def test_a_server_that_is_forwarded_to_no_longer_is_put_back(
+    scripted_host: Any, commands_of: Commands
+) -> None:
+    before = replace(UNTUNED, drop_in_sha256="ab" * 32, tuning="ab12")
+    commands = tune(commands_of, scripted_host, vllm=UNTUNED, tgi=before)
+    folder = "/etc/systemd/system/tgi.service.d"
+    said = [command.get_raw_value() for command in commands]
+    assert said[0] == (
+        f"rm -f -- {folder}/90-edgellm.conf && rmdir --ignore-fail-on-non-empty -- {folder}"
+    )
+    assert "systemctl try-restart --no-block tgi.service" in said
+
+
+def test_an_upstream_unit_that_the_host_does_not_have_is_named(scripted_host: Any) -> None:
+    unknown = {"vllm.service": replace(UNTUNED, known=False)}
+    host = scripted_host({"upstream.UpstreamUnits": {"unit=vllm.service": unknown}})
+    with (
+        ctx_host.use(host),
+        pytest.raises(EdgellmError, match=r"upstream_unit: want vllm\.service"),
+    ):
+        upstream.require("vllm.service")
 
 
 # Containment
@@ -430,6 +490,7 @@ UNANSWERED = [
     pytest.param(service.stopped, {}, id="service.stopped"),
     pytest.param(service.rolled_back, {"required": True}, id="service.rolled_back"),
     pytest.param(service.releases_pruned, {"keep": 2}, id="service.releases_pruned"),
+    pytest.param(upstream.tuned, {"unit": "vllm.service", "drop_in": DROP_IN}, id="upstream.tuned"),
 ]
 
 

@@ -49,6 +49,12 @@ def test_a_change_of_anything_is_another_release(changed: Release) -> None:
     assert changed.id != Release.of(model_sha256=MODEL, runtime_id=RUNTIME, files=[UNIT, ENTRY]).id
 
 
+def test_a_release_without_a_model_is_another_one_and_always_the_same() -> None:
+    without = Release.of(model_sha256=None, runtime_id=RUNTIME, files=[UNIT, ENTRY])
+    assert without.model_sha256 is None
+    assert without.id == "622e0b64db96fe7b"
+
+
 def test_text_moved_from_a_name_into_its_content_is_another_release() -> None:
     one = ReleaseFile(name="a", content="bc", mode=0o644)
     other = ReleaseFile(name="ab", content="c", mode=0o644)

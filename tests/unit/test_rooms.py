@@ -26,7 +26,15 @@ PURE_ROOMS = (
     "tuning",
 )
 # Rooms of the control machine's disk and network: no hosts, so no pyinfra.
-CONTROL_ROOMS = ("cache", "inventory", "layout", "model_source", "render", "runtime_build")
+CONTROL_ROOMS = (
+    "cache",
+    "inventory",
+    "layout",
+    "model_source",
+    "render",
+    "runtime_build",
+    "server_app",
+)
 
 # Whatever touches the world outside the arguments; pydantic stays at the edges. pathlib is left
 # out: a Path is a value, until one of IO_CALLS is made on it.

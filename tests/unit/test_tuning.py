@@ -254,14 +254,15 @@ def test_workers_share_the_cores_in_whole(plan: Plan) -> None:
 def test_memory_is_two_copies_of_the_model_runtime_and_kv_cache(plan: Plan) -> None:
     pi = plan("raspberry-pi-4")
     assert pi.engine.cache_ram_mib == 0
-    assert pi.kv_cache_bytes == 2048 * 4 * 12 * 1024
+    assert pi.kv_cache_bytes == 2048 * 8 * 12 * 1024
     assert pi.memory_needed_bytes == 2 * 428_730_208 + 150_000_000 + pi.kv_cache_bytes
 
 
 def test_little_memory_means_fewer_slots(board: Board, plan: Plan) -> None:
     pi = board("raspberry-pi-4")
-    assert plan(pi).engine.n_parallel == 4
+    assert plan(pi).engine.n_parallel == 8
     assert plan(pi, n_ctx=8192).engine.n_parallel == 2
+    assert plan(replace(pi, mem_available_bytes=1_400_000_000)).engine.n_parallel == 4
     assert plan(replace(pi, mem_available_bytes=1_000_000_000)).engine.n_parallel == 1
 
 
@@ -576,3 +577,43 @@ def test_host_too_small_for_one_worker_is_refused(board: Board, faults: Faults) 
 def test_cpus_that_the_host_does_not_have_are_a_fault(board: Board, faults: Faults) -> None:
     (error,) = faults(board("rk3588"), cpus="8-11")
     assert (error.want, error.have) == ("some of 0-7", "8-11")
+
+
+# --- forwarding to a server of the operator's
+
+
+FORWARD = {"engine": "forward", "upstream_url": "http://127.0.0.1:8080/v1"}
+
+
+def test_a_host_that_forwards_needs_no_room_for_a_model(
+    board: Board, settings_with: SettingsWith
+) -> None:
+    small = with_memory(board("raspberry-pi-4"), GIB // 2)
+    (fault,) = check_host(small, settings_with(), group_arch=None, disk_needed_bytes=0)
+    assert fault.what == "memory"
+    settings = settings_with(**FORWARD)
+    assert check_host(small, settings, group_arch=None, disk_needed_bytes=0) == ()
+
+
+def test_a_host_that_forwards_plans_no_model_memory_and_leaves_locking_to_the_upstream(
+    plan: Plan,
+) -> None:
+    found = plan("raspberry-pi-5", **FORWARD)
+    assert (found.kv_cache_bytes, found.engine.cache_ram_mib, found.engine.mlock) == (0, 0, False)
+    assert found.memory_needed_bytes < 200_000_000
+    assert found.limits.memlock_bytes is None
+    knobs = [r.knob for r in found.reasons]
+    assert not {"kv_cache", "cache_ram", "mlock", "n_batch"} & set(knobs)
+    assert "forward" in reason(found, "memory").text
+
+
+def test_a_host_that_forwards_keeps_cores_weight_and_policy(plan: Plan) -> None:
+    own, forwarding = plan("rk3588"), plan("rk3588", **FORWARD)
+    for knob in ("cpus", "allowed_cpus", "cpu_weight", "scheduling", "swappiness", "zram"):
+        assert getattr(forwarding, knob) == getattr(own, knob)
+
+
+def test_an_upstream_of_unknown_size_is_not_bound_to_a_numa_node(plan: Plan) -> None:
+    found = plan("kunpeng-920", **FORWARD)
+    assert (found.numa, found.workers) == (None, 1)
+    assert reason(found, "numa").left_alone

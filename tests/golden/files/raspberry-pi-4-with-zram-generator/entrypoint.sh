@@ -1,6 +1,8 @@
 #!/bin/sh
 # Rendered by edgellm; the next roll-out replaces it. Change group_data/ or the inventory instead.
 # Policy, binding and threads are set here, at exec: set later, they would reach one thread only.
+# `-m edgellm_server` is uvicorn with its workers, started by a launcher of ours: on systemd's
+# socket, with READY and WATCHDOG, and with a deadline for a request's head. server.env has the rest.
 set -eu
 here=$(dirname -- "$(readlink -f -- "$0")")
 EDGELLM_RELEASE=${here##*/}
@@ -8,7 +10,4 @@ PYTHONPATH=$here/runtime
 export EDGELLM_RELEASE PYTHONPATH
 exec \
     chrt --batch 0 \
-    python3 -s -B -m uvicorn edgellm_server.app:app \
-        --host 127.0.0.1 --port 8000 --workers 1 \
-        --http h11 --loop asyncio --no-access-log --no-server-header \
-        --timeout-graceful-shutdown 10
+    python3 -s -B -m edgellm_server
