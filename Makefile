@@ -6,10 +6,10 @@ APT_INSTALL := $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -q 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 
-.PHONY: help install demo demo-down test check fix vm lock clean
+.PHONY: help install demo demo-down test check fix vm bench-server bench-soak lock clean
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
 install: $(VENV)/.control ## Make .venv with pyinfra and all that edgellm needs
 
@@ -26,6 +26,12 @@ test: $(VENV)/.dev .cache/.demo-packages .cache/.test-packages ## Run every test
 vm: $(VENV)/.dev .cache/.vm-packages ## Roll out to one emulated arm64 machine: big.LITTLE, NUMA, zram, cgroup v2 (slow)
 	$(SUDO) $(PYTHON) -m pytest tests/vm
 
+bench-server: $(VENV)/.dev ## Measure the server against the common way (FastAPI + transformers) on this machine
+	$(SUDO) $(PYTHON) -m bench.server $(ARGS)
+
+bench-soak: $(VENV)/.dev ## Half an hour of clients that misbehave: leaks, stuck slots, wrong answers
+	$(SUDO) $(PYTHON) -m bench.soak $(ARGS)
+
 check: $(VENV)/.dev ## Lint, format and types, as CI does
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -39,9 +45,12 @@ lock: $(VENV)/.dev ## Pin the newest versions that pyproject.toml allows, with h
 	$(PYTHON) -m pip install -q uv
 	$(VENV)/bin/uv pip compile $(LOCK) --universal pyproject.toml -o requirements/control.txt
 	$(VENV)/bin/uv pip compile $(LOCK) --python-platform x86_64-manylinux_2_28 --group pyproject.toml:host -o requirements/host.txt
+	# torch by itself, with whatever CUDA its build wants: requirements/bench-torch.txt
+	$(VENV)/bin/uv pip compile $(LOCK) --universal --constraint requirements/bench-torch.txt requirements/bench.in $(NOT_LOCKED:%=--no-emit-package %) -o requirements/bench.txt
 	# What the tests run is what the hosts run
 	$(VENV)/bin/uv pip compile $(LOCK) --universal --constraint requirements/host.txt pyproject.toml --group test --group check --group host -o requirements/dev.txt
 LOCK := -q --upgrade --python-version 3.10 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate
+NOT_LOCKED := torch triton $(addprefix cuda-,bindings pathfinder toolkit) $(addprefix nvidia-,cublas cuda-cupti cuda-nvrtc cuda-runtime cudnn-cu13 cufft cufile curand cusolver cusparse cusparselt-cu13 nccl-cu13 nvjitlink nvshmem-cu13 nvtx)
 
 clean: demo-down ## Also remove images, models, runtimes and the environment of this clone
 	$(SUDO) rm -rf .cache .demo reports $(VENV)
@@ -67,9 +76,9 @@ $(VENV)/.dev: requirements/dev.txt | $(VENV)/bin/python
 .cache/.vm-packages: demo/arm64_machine.py | $(VENV)/bin/python
 	$(call install_missing,$(PYTHON) -m demo.arm64_machine packages)
 
-# systemd-analyze reads the rendered units
+# systemd-analyze reads the rendered units; chromium looks at the chat page
 .cache/.test-packages: Makefile
-	$(call install_missing,echo systemd)
+	$(call install_missing,echo systemd chromium)
 
 # The Debian packages that a command prints, those of them that are not there
 define install_missing
