@@ -284,17 +284,7 @@ class LlamaEngine:
         else:
             request = ChatRequest(messages=(Message(role="user", content="Hi"),), max_tokens=1)
             generation = self.chat(request)
-        completion_tokens = 0
-        try:
-            async for event in generation.events():
-                if isinstance(event, Finished):
-                    completion_tokens = event.usage.completion_tokens
-        except PromptTooLongError as error:
-            raise EngineError(f"the system prompt does not fit: {error}") from error
-        except RefusedError as error:
-            raise EngineError(f"warm-up refused: {error}") from error
-        if completion_tokens < 1:
-            raise EngineError("warm-up generated no token")
+        await first_token(generation, "the warm-up")
         if self._config.system_prompt is None:
             for slot in self._slots:
                 slot.text, slot.last_used = "", 0
@@ -465,6 +455,23 @@ class _ChunkReader:
         to_do = progress["total"] - progress["cache"]
         left = progress["total"] - progress["processed"]
         self.slot.prefill_chars = self._prompt_chars * left // to_do if to_do > 0 else 0
+
+
+async def first_token(generation: Generation, what: str) -> None:
+    """Reads an answer to its end. Raises EngineError unless it held a token."""
+    completion_tokens = 0
+    try:
+        async for event in generation.events():
+            if isinstance(event, Finished):
+                completion_tokens = event.usage.completion_tokens
+    except PromptTooLongError as error:
+        raise EngineError(f"{what}: the system prompt does not fit: {error}") from error
+    except RefusedError as error:
+        raise EngineError(f"{what} was refused: {error}") from error
+    finally:
+        generation.cancel()
+    if completion_tokens < 1:
+        raise EngineError(f"{what} generated no token")
 
 
 def check_gguf(path: Path) -> None:

@@ -31,6 +31,7 @@ from edgellm_server.engine import (
     RefusedError,
     Timings,
     Token,
+    first_token,
     with_system_prompt,
 )
 from edgellm_server.notify import notify
@@ -192,19 +193,7 @@ class ForwardEngine:
         # The system prompt goes first, so its prefix is in the upstream's cache from now on.
         request = ChatRequest(messages=(Message(role="user", content="Hi"),), max_tokens=2)
         generation = self.chat(request)
-        completion_tokens = 0
-        try:
-            async for event in generation.events():
-                if isinstance(event, Finished):
-                    completion_tokens = event.usage.completion_tokens
-        except PromptTooLongError as error:
-            raise EngineError(f"the system prompt does not fit: {error}") from error
-        except RefusedError as error:
-            raise EngineError(f"{self._url} refused a first request: {error}") from error
-        finally:
-            generation.cancel()
-        if completion_tokens < 1:
-            raise EngineError(f"{self._url} generated no token for a first request")
+        await first_token(generation, f"{self._url}: a first request")
 
     async def _list_models(self) -> list[dict[str, Any]] | None:
         """Entries of /models; None where there is no such list."""
