@@ -25,6 +25,7 @@ from edgellm_server.engine import (
     Accepted,
     BusyError,
     EngineError,
+    Event,
     Finished,
     Generation,
     PromptTooLongError,
@@ -125,7 +126,8 @@ class ForwardEngine:
             ),
             # No connection is used twice. llama-server closes each after a stream, a moment after
             # its last byte: of 150 requests on kept connections 23 failed, and none was faster.
-            limits=httpx.Limits(max_connections=config.n_parallel, max_keepalive_connections=0),
+            # No limit of its own: `n_parallel` is kept by who calls.
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
         )
 
     @property
@@ -376,10 +378,16 @@ class _ForwardedGeneration(Generation):
     def __init__(self) -> None:
         super().__init__()
         self.task: asyncio.Task[None] | None = None
+        self._finished = False
+
+    def emit(self, event: Event | Exception) -> None:
+        self._finished = self._finished or isinstance(event, Finished)
+        super().emit(event)
 
     def cancel(self) -> None:
-        # Once: a second cancel would interrupt the closing.
-        if not self.cancelled and self.task is not None:
+        # Once, and not after the answer: it would interrupt the closing of the connection, which
+        # httpx then counts as open for good.
+        if not self.cancelled and not self._finished and self.task is not None:
             self.task.cancel()
         super().cancel()
 

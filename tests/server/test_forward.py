@@ -308,6 +308,25 @@ def test_a_hundred_cancelled_answers_leave_no_connection_behind(upstream: LlamaS
     with_engine(config_for(upstream.url, KEY), scenario)
 
 
+def test_leaving_in_the_moment_the_answer_ends_costs_no_connection(upstream: LlamaServer) -> None:
+    """A cancel then, which every stream's end brings, must leave the closing alone."""
+
+    async def scenario(engine: ForwardEngine) -> None:
+        for number in range(40):
+            generation = engine.chat(ask("Hi", 2))
+            async for event in generation.events():
+                if isinstance(event, Finished):
+                    for _ in range(number % 8):
+                        await asyncio.sleep(0)
+                    generation.cancel()
+                    break
+            await asyncio.wait_for(generation.ended, 5)
+            assert engine._client._transport._pool.connections == []  # type: ignore[attr-defined]
+        assert text_of(await events_of(engine.chat(ask())))
+
+    with_engine(config_for(upstream.url, KEY), scenario)
+
+
 def test_one_answer_after_the_other_never_fails(upstream: LlamaServer) -> None:
     """On kept connections one in seven did: llama-server closes them after a stream."""
 
