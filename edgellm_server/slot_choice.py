@@ -43,21 +43,20 @@ def choose_slot(slots: Sequence[SlotState], text: str, long_chars: int) -> SlotS
     )
     below = [slot for slot in free if ceiling is None or slot.index < ceiling]
     cost = {slot.index: len(text) - common_chars(slot.text, text) for slot in free}
-    cheapest = min(free, key=lambda slot: cost[slot.index])
-    if cost[cheapest.index] >= long_chars:
-        # The highest: then whoever comes later can be below.
-        best = [s for s in free if cost[s.index] <= cost[cheapest.index] + SAME_COST_CHARS]
-        return max(best, key=lambda slot: slot.index)
-    quick_below = [slot for slot in below if cost[slot.index] < long_chars]
-    candidates = quick_below or free
+    half = len(slots) // 2
+    is_long = min(cost.values()) >= long_chars
+    candidates = free
+    if not is_long:
+        candidates = [slot for slot in below if cost[slot.index] < long_chars] or free
     least = min(cost[slot.index] for slot in candidates)
     best = [slot for slot in candidates if cost[slot.index] <= least + SAME_COST_CHARS]
-    top = slots[-1].index
-    # The highest slot is the long prompts' own, as long as there is another; of equals, the one
-    # whose cache is worth least: nothing in it that this prompt would not keep, or oldest.
-    return min(
-        best, key=lambda s: (s.index == top, lost_chars(s.text, text) > 0, s.last_used, s.index)
-    )
+    if is_long:
+        # In the upper half, so that whoever comes later can be below; there not over what was used
+        # last: a long beginning is worth the most to whoever asks about it again.
+        upper = [slot for slot in best if slot.index >= half] or best
+        return min(upper, key=lambda s: (loses(s, text), s.last_used, -s.index))
+    # Of equals the one whose cache is worth least, in the lower half where there is a choice.
+    return min(best, key=lambda s: (loses(s, text), s.index >= half, s.last_used, s.index))
 
 
 def common_chars(one: str, other: str) -> int:
@@ -65,6 +64,6 @@ def common_chars(one: str, other: str) -> int:
     return len(os.path.commonprefix([one, other]))  # noqa: RUF071
 
 
-def lost_chars(held: str, text: str) -> int:
-    """Characters of a slot's cache that `text` would overwrite."""
-    return len(held) - common_chars(held, text)
+def loses(slot: SlotState, text: str) -> bool:
+    """Whether `text` would overwrite something of the slot's cache."""
+    return len(slot.text) > common_chars(slot.text, text)

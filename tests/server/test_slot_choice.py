@@ -21,13 +21,32 @@ def test_a_long_prompt_takes_the_highest_slot_and_a_short_one_another() -> None:
     assert choose_slot(some, "hello", LONG).index == 0
 
 
+def test_long_prompts_take_turns_in_the_upper_half() -> None:
+    """Else each would overwrite the one before, which may be asked about again."""
+    some = slots("", "", "", "")
+    for count, expected in enumerate((3, 2, 3, 2), start=1):
+        chosen = choose_slot(some, chr(64 + count) * LONG, LONG)
+        assert chosen.index == expected
+        chosen.text, chosen.last_used = chr(64 + count) * LONG, count
+
+
+def test_a_long_text_more_goes_where_its_beginning_is() -> None:
+    some = slots("", "T" * 3 * LONG, "", "")
+    assert choose_slot(some, "T" * 3 * LONG + "more" * LONG, LONG).index == 1
+
+
+def test_a_question_about_a_long_text_goes_where_the_text_is() -> None:
+    some = slots("", "", "", "T" * LONG)
+    assert choose_slot(some, "T" * LONG + "and why?", LONG).index == 3
+
+
 def test_a_short_prompt_stays_below_a_long_one_that_is_being_computed() -> None:
     some = slots("", "", "hello world, once more " * 20, "")
     some[1].busy, some[1].prefill_chars = True, LONG
     assert choose_slot(some, "hello", LONG).index == 0
     some[1].prefill_chars = 10  # nearly through: nobody waits for it any more
     some[0].busy = True
-    assert choose_slot(some, "hello", LONG).index == 2
+    assert choose_slot(some, "hello", LONG).index == 3  # which is empty
 
 
 def test_a_prompt_that_cannot_be_below_is_served_all_the_same() -> None:
@@ -43,10 +62,10 @@ def test_a_conversation_goes_on_where_its_beginning_is() -> None:
 
 
 def test_of_equal_slots_the_one_is_taken_whose_content_was_used_longest_ago() -> None:
-    some = slots("one conversation", "another one", "a third", "")
-    for slot, used in zip(some, (3, 1, 2, 0), strict=True):
+    some = slots("one conversation", "another one", "a third", "a fourth")
+    for slot, used in zip(some, (3, 2, 1, 4), strict=True):
         slot.last_used = used
-    assert choose_slot(some, "something new", LONG).index == 1
+    assert choose_slot(some, "something new", LONG).index == 1  # and in the lower half
 
 
 def test_a_slot_that_would_lose_nothing_is_preferred() -> None:
