@@ -5,6 +5,7 @@ Each request draws a manner at random. Plain sockets, as http.client knows no ha
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import socket
@@ -34,8 +35,11 @@ MANNERS = {
     "leave_in_decode": 18,
     "half_closed": 6,  # has sent its FIN, and goes on reading
     "half_a_body": 4,
-    "silent": 4,
+    "silent": 3,
+    "storm": 1,
 }
+# Of one storm: with eight clients beside it more than 8 slots and a queue of 8 take in.
+STORM_CONNECTIONS = 16
 
 
 class BrokenAnswerError(Exception):
@@ -228,6 +232,28 @@ def _silent(sock: socket.socket, server: Server, rng: random.Random) -> str:
     return "left"
 
 
+def _storm(sock: socket.socket, server: Server, rng: random.Random) -> str:
+    """Fills slots and queue at once, takes what comes in a second or two, and leaves everywhere."""
+    came = set()
+    with contextlib.ExitStack() as opened:
+        socks = [sock]
+        for _ in range(STORM_CONNECTIONS - 1):
+            address = ("127.0.0.1", server.port)
+            socks.append(opened.enter_context(socket.create_connection(address, timeout=30)))
+        for each in socks:
+            each.sendall(request_bytes(server, rng, stream=True))
+        until = time.monotonic() + rng.uniform(0.5, 2)
+        for each in socks:
+            each.settimeout(max(0.01, until - time.monotonic()))
+            with contextlib.suppress(TimeoutError):
+                came.add(parse_status(each.recv(READ_BYTES)))
+        for each in socks:
+            _leave(each, rng)
+    if unfit := [s for s in came if s.startswith("5") and s != "503"]:
+        return unfit[0]
+    return "503" if "503" in came else "left"
+
+
 _BEHAVE: dict[str, Callable[[socket.socket, Server, random.Random], str]] = {
     "stream": _stream,
     "whole": _whole,
@@ -237,6 +263,7 @@ _BEHAVE: dict[str, Callable[[socket.socket, Server, random.Random], str]] = {
     "half_closed": _half_closed,
     "half_a_body": _half_a_body,
     "silent": _silent,
+    "storm": _storm,
 }
 
 

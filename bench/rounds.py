@@ -250,7 +250,7 @@ RATE = Bar(
     limit=9,
     sense="at_least",
 )
-CPU = Bar(key="cpu_ms_per_token", label="CPU time a token, 1 client: times less")
+CPU = Bar(key="cpu_ms_per_token", label="CPU time a token, prompt included: times less")
 
 
 def rate(bench: Bench) -> list[Measure]:

@@ -26,6 +26,7 @@ from bench import process_tree, prompts
 from bench.clients import Crowd, faults
 from bench.common_venv import VenvError, common_venv
 from bench.load import LoadError, ask_together
+from bench.neighbours import DEFAULT_WEIGHT, GroupError, cpu_groups
 from bench.plan import command_prefix, plan_as_json, plan_for_this_machine, server_environ
 from bench.results import Bar, Measure, machine, report, table
 from bench.server import CACHE, LOAD_DEADLINE_S, RESULTS, end_on_sigterm, progress, write_report
@@ -37,8 +38,8 @@ SAMPLE_S = 15.0
 REST_S = 3.0
 # What is cancelled in prefill is let go of after its batch, what is queued after that.
 FREE_DEADLINE_S = 60.0
-WARM_UP_FRACTION = 0.1
-WARM_UP_S = (30.0, 180.0)
+WARM_UP_FRACTION = 0.2
+WARM_UP_S = (30.0, 360.0)
 FILL_MAX_ROUNDS = 12
 FILL_FULL_BELOW = 0.005  # a round that adds less than this has pushed out as much as it put in
 
@@ -136,6 +137,10 @@ def soak(options: argparse.Namespace, say: Callable[[str], None]) -> dict[str, A
         environ["EDGELLM_SYSTEM_PROMPT_FILE"] = str(prompt)
         server = started.enter_context(our_server("ours", model, environ, prefix, directory))
         server.wait_until_ready(LOAD_DEADLINE_S)
+        # As on a host. Where this user may not make cgroups, it runs without.
+        with contextlib.suppress(GroupError):
+            groups = started.enter_context(cpu_groups(plan.cpu_weight or DEFAULT_WEIGHT))
+            groups.move(server.pid, groups.server)
         fill(server, plan.engine.n_parallel, plan.engine.n_ctx, say)
         crowd = Crowd(server, options.clients, options.seed)
         began = time.monotonic()
@@ -161,7 +166,9 @@ def soak(options: argparse.Namespace, say: Callable[[str], None]) -> dict[str, A
         say(f"at the end, at rest: {at_end}")
         crowd.stop()
         burst_ms = burst(server, plan.engine.n_parallel)
-        measures = judged(crowd, after_warm_up, at_end, burst_ms, plan.engine.n_parallel)
+        measures = judged(
+            crowd, after_warm_up, at_end, burst_ms, plan.engine.n_parallel, last_quarter(samples)
+        )
         left = where_they_left(server.request_lines())
     print("\n" + table(measures), flush=True)
     return report(
@@ -194,7 +201,12 @@ def burst(server: Server, n_slots: int) -> list[float] | None:
 
 
 def judged(
-    crowd: Crowd, before: Rest, after: Rest, burst_ms: Sequence[float] | None, n_slots: int
+    crowd: Crowd,
+    before: Rest,
+    after: Rest,
+    burst_ms: Sequence[float] | None,
+    n_slots: int,
+    last_quarter_percent: float,
 ) -> list[Measure]:
     def measure(bar: Bar, value: float, n: int, **details: object) -> Measure:
         found = Summary(value=value, n=n, spread=(value, value))
@@ -209,6 +221,7 @@ def judged(
             n,
             pss_after_warm_up_mb=before.pss_bytes / 1e6,
             pss_at_end_mb=after.pss_bytes / 1e6,
+            last_quarter_percent=last_quarter_percent,
         ),
         measure(BAD, len(faults(crowd.counts)), n),
         measure(STUCK, after.slots_busy, n_slots),
@@ -220,6 +233,14 @@ def judged(
         ),
         measure(FDS, max(0, after.open_fds - before.open_fds), n, open_fds=after.open_fds),
     ]
+
+
+def last_quarter(samples: Sequence[Mapping[str, float]]) -> float:
+    """Growth in % of the last quarter's median over the one before: a leak goes on, caches fill."""
+    quarter = max(1, len(samples) // 4)
+    values = [sample["pss_mb"] for sample in samples]
+    third, fourth = values[-2 * quarter : -quarter] or values, values[-quarter:]
+    return (statistics.median(fourth) / statistics.median(third) - 1) * 100
 
 
 def _seen(crowd: Crowd) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from bench.clients import BrokenAnswerError, Counts, checked, faults, parse_status
 from bench.process_tree import parse_rollup, parse_stat_ticks, tree
-from bench.soak import parse_slots_busy, where_they_left
+from bench.soak import last_quarter, parse_slots_busy, where_they_left
 
 
 def test_a_rollup_gives_its_kilobytes() -> None:
@@ -84,3 +84,10 @@ def test_of_5xx_only_503_is_no_fault() -> None:
     for status in ("200", "503", "500", "500", "499"):
         counts.add("stream", status)
     assert list(faults(counts)) == ["status 500: 2 times"]
+
+
+def test_memory_that_filled_up_early_does_not_grow_in_the_last_quarter() -> None:
+    filled = [{"pss_mb": mb} for mb in (100, 150, 190, 200, 200, 200, 200, 200)]
+    leaking = [{"pss_mb": mb} for mb in (100, 110, 120, 130, 140, 150, 160, 170)]
+    assert last_quarter(filled) == 0
+    assert last_quarter(leaking) > 10
