@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -68,6 +68,7 @@ class Activated:
     listener: socket.socket
     environ: dict[str, str]
     log_path: Path
+    started: list[RunningServer] = field(default_factory=list)
 
     @property
     def port(self) -> int:
@@ -88,7 +89,9 @@ class Activated:
                 close_fds=False,
                 preexec_fn=pass_socket,
             )
-        return RunningServer(process, f"http://127.0.0.1:{self.port}", self.port, self.log_path)
+        server = RunningServer(process, f"http://127.0.0.1:{self.port}", self.port, self.log_path)
+        self.started.append(server)
+        return server
 
 
 @pytest.fixture
@@ -106,7 +109,12 @@ def activated(model_path: Path, tmp_path: Path) -> Iterator[Activated]:
         "EDGELLM_DRAIN_DEADLINE_S": "30",
         "PYTHONPATH": str(REPO),
     }
-    yield Activated(listener, environ, tmp_path / "log")
+    activated = Activated(listener, environ, tmp_path / "log")
+    yield activated
+    for server in activated.started:  # those that a failed test has left
+        if server.process.poll() is None:
+            server.process.kill()
+            server.process.wait()
     listener.close()
 
 
