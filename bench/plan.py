@@ -10,6 +10,7 @@ from typing import Any
 from bench.weights import Weights
 from edgellm.facts.host_profile import probe_command
 from edgellm.parse import parse_profile
+from edgellm.render import release_files
 from edgellm.settings import Settings
 from edgellm.tuning import TuningPlan, plan_tuning
 
@@ -36,23 +37,11 @@ def without_policy(plan: TuningPlan) -> TuningPlan:
 
 
 def server_environ(plan: TuningPlan, settings: Settings, weights: Weights) -> dict[str, str]:
-    """As templates/server.env.j2 writes it."""
-    environ = {
-        "EDGELLM_MODEL_PATH": str(weights.path),
-        "EDGELLM_MODEL_NAME": weights.name,
-        "EDGELLM_N_THREADS": str(plan.engine.n_threads),
-        "EDGELLM_N_THREADS_BATCH": str(plan.engine.n_threads_batch),
-        "EDGELLM_N_CTX": str(plan.engine.n_ctx),
-        "EDGELLM_N_PARALLEL": str(plan.engine.n_parallel),
-        "EDGELLM_N_BATCH": str(plan.engine.n_batch),
-        "EDGELLM_CACHE_RAM_MIB": str(plan.engine.cache_ram_mib),
-        "EDGELLM_MLOCK": str(int(plan.engine.mlock)),
-        "EDGELLM_MAX_TOKENS": str(settings.max_tokens),
-        "EDGELLM_MAX_QUEUE": str(settings.max_queue),
-    }
-    if plan.omp_wait_policy:
-        environ["OMP_WAIT_POLICY"] = plan.omp_wait_policy
-    return environ
+    """What the roll-out would write into server.env, with the model where it lies here."""
+    (file,) = (f for f in release_files(plan, settings, ()) if f.name == "server.env")
+    lines = (line for line in file.content.splitlines() if line and not line.startswith("#"))
+    environ = dict(line.split("=", 1) for line in lines)
+    return environ | {"EDGELLM_MODEL_PATH": str(weights.path)}
 
 
 def command_prefix(plan: TuningPlan) -> list[str]:

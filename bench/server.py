@@ -174,22 +174,30 @@ def end_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, leave)
 
 
-def main(arguments: Sequence[str]) -> int:
-    options = parse_options(arguments)
+def kept(
+    prog: str, measure: Callable[[Callable[[str], None]], dict[str, Any]], path: Path
+) -> dict[str, Any]:
+    """Measures with progress on the terminal and keeps the report. SystemExit tells a failure."""
     end_on_sigterm()
     say = progress()
     try:
-        told = measure_all(options, say)
+        told = measure(say)
     except KeyboardInterrupt:
         say("interrupted: all that was started is ended")
-        return 130
+        raise SystemExit(130) from None
     except (LoadError, ServerError, VenvError, WeightsError) as error:
-        print(f"bench.server: {error}", file=sys.stderr)
-        return 1
-    partial = options.quick or options.only
-    path = options.out or (CACHE / "bench" / "quick.json" if partial else RESULTS / "server.json")
+        print(f"{prog}: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
     write_report(told, path)
     say(f"kept in {path.relative_to(REPO) if path.is_relative_to(REPO) else path}")
+    return told
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = parse_options(arguments)
+    partial = options.quick or options.only
+    path = options.out or (CACHE / "bench" / "quick.json" if partial else RESULTS / "server.json")
+    kept("bench.server", lambda say: measure_all(options, say), path)
     return 0
 
 

@@ -24,15 +24,15 @@ from typing import Any
 
 from bench import process_tree, prompts
 from bench.clients import Crowd, faults
-from bench.common_venv import VenvError, common_venv
+from bench.common_venv import common_venv
 from bench.load import LoadError, ask_together
 from bench.neighbours import DEFAULT_WEIGHT, GroupError, cpu_groups
 from bench.plan import command_prefix, plan_as_json, plan_for_this_machine, server_environ
 from bench.results import Bar, Measure, machine, report, table
-from bench.server import CACHE, LOAD_DEADLINE_S, RESULTS, end_on_sigterm, progress, write_report
-from bench.servers import REPO, Server, ServerError, our_server
+from bench.server import CACHE, LOAD_DEADLINE_S, RESULTS, kept
+from bench.servers import Server, ServerError, our_server
 from bench.stats import Summary
-from bench.weights import WeightsError, weights
+from bench.weights import weights
 
 SAMPLE_S = 15.0
 REST_S = 3.0
@@ -259,20 +259,9 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
 
 def main(arguments: Sequence[str]) -> int:
     options = parse_options(arguments)
-    end_on_sigterm()
-    say = progress()
-    try:
-        told = soak(options, say)
-    except KeyboardInterrupt:
-        say("interrupted: the server is ended")
-        return 130
-    except (LoadError, ServerError, VenvError, WeightsError) as error:
-        print(f"bench.soak: {error}", file=sys.stderr)
-        return 1
     whole = options.minutes >= 30
     path = options.out or (RESULTS / "soak.json" if whole else CACHE / "bench" / "soak.json")
-    write_report(told, path)
-    say(f"kept in {path.relative_to(REPO) if path.is_relative_to(REPO) else path}")
+    told = kept("bench.soak", lambda say: soak(options, say), path)
     return 0 if all(m["met"] for m in told["measures"].values()) else 1
 
 

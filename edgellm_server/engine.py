@@ -37,6 +37,10 @@ _READ_BYTES: Final = 8 * 1024 * 1024
 _SAMPLES: Final = 64
 
 
+# For one token: to warm up, and to see whether an engine works.
+SMALLEST_CHAT: Final = ChatRequest(messages=(Message(role="user", content="Hi"),), max_tokens=1)
+
+
 class EngineError(Exception):
     """The engine does not work: it did not load, or broke while generating."""
 
@@ -206,8 +210,8 @@ class LlamaEngine:
         self._keeping_warm = asyncio.create_task(self._warm_all_slots())
 
     def chat(self, request: ChatRequest) -> Generation:
-        text = _text_of(with_system_prompt(request.messages, self._config.system_prompt))
-        return self._start(self._chat_body(request), text, self._handle_chat)
+        messages = with_system_prompt(request.messages, self._config.system_prompt)
+        return self._start(_chat_body(request, messages), _text_of(messages), self._handle_chat)
 
     def complete(self, request: CompletionRequest) -> Generation:
         body = _llama_body(request) | {"prompt": request.prompt}
@@ -282,8 +286,7 @@ class LlamaEngine:
             # The shortest there is: a chat template's head would delay the start by its prefill.
             generation = self.complete(CompletionRequest(prompt="Hi", max_tokens=1))
         else:
-            request = ChatRequest(messages=(Message(role="user", content="Hi"),), max_tokens=1)
-            generation = self.chat(request)
+            generation = self.chat(SMALLEST_CHAT)
         await first_token(generation, "the warm-up")
         if self._config.system_prompt is None:
             for slot in self._slots:
@@ -291,8 +294,10 @@ class LlamaEngine:
 
     async def _warm_all_slots(self) -> None:
         """While nothing else runs: the start of every conversation, into each slot's KV cache."""
-        start = _text_of(with_system_prompt((), self._config.system_prompt))
-        request = ChatRequest(messages=(Message(role="user", content="Hi"),), max_tokens=1)
+        system_prompt = self._config.system_prompt
+        start = _text_of(with_system_prompt((), system_prompt))
+        messages = with_system_prompt(SMALLEST_CHAT.messages, system_prompt)
+        body = _chat_body(SMALLEST_CHAT, messages)
         for slot in self._slots:
             finished = False
             # Not once a slot is used: what it holds is worth more, and begins alike most often.
@@ -302,7 +307,7 @@ class LlamaEngine:
                     continue
                 self._warming = Generation()
                 reader = _ChunkReader(self._warming, SlotState(slot.index), self._saw_progress)
-                self._launch(self._chat_body(request), reader, self._handle_chat)
+                self._launch(body, reader, self._handle_chat)
                 # A fault here costs a later request some milliseconds, and that one will tell.
                 with contextlib.suppress(EngineError, RefusedError, PromptTooLongError):
                     async for _ in self._warming.events():
@@ -311,14 +316,6 @@ class LlamaEngine:
                 if reader.prompt_is_cached and slot.last_used == 0:
                     slot.text = start
         self._warming = None
-
-    def _chat_body(self, request: ChatRequest) -> dict[str, Any]:
-        messages = with_system_prompt(request.messages, self._config.system_prompt)
-        body = _llama_body(request)
-        body["messages"] = [{"role": m.role, "content": m.content} for m in messages]
-        if request.response_format is not None:
-            body["response_format"] = request.response_format
-        return body
 
     def _handle_chat(self, body: dict[str, Any], reader: _ChunkReader) -> None:
         self._server.handle_chat_completions(body, reader)
@@ -527,6 +524,14 @@ def _text_of(messages: tuple[Message, ...]) -> str:
     """Two conversations that begin alike are texts that begin alike; answers follow seamlessly."""
     text = "".join(f"\x1e{message.role}\x1f{message.content}" for message in messages)
     return f"{text}\x1eassistant\x1f" if messages and messages[-1].role == "user" else text
+
+
+def _chat_body(request: ChatRequest, messages: tuple[Message, ...]) -> dict[str, Any]:
+    body = _llama_body(request)
+    body["messages"] = [{"role": m.role, "content": m.content} for m in messages]
+    if request.response_format is not None:
+        body["response_format"] = request.response_format
+    return body
 
 
 def _llama_body(request: ChatRequest | CompletionRequest) -> dict[str, Any]:

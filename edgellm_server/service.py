@@ -10,12 +10,19 @@ from typing import Any, Final, Literal, NoReturn
 
 from edgellm_server import metrics
 from edgellm_server.config import ServerConfig
-from edgellm_server.engine import BusyError, Engine, EngineError, Generation, RefusedError
+from edgellm_server.engine import (
+    SMALLEST_CHAT,
+    BusyError,
+    Engine,
+    EngineError,
+    Generation,
+    RefusedError,
+)
 from edgellm_server.lifecycle import LIFECYCLE
 from edgellm_server.log import exit_now, in_ms, log_event, one_line
 from edgellm_server.notify import notify
 from edgellm_server.placement import Place
-from edgellm_server.request import ApiError, ChatRequest, Message
+from edgellm_server.request import ApiError
 from edgellm_server.slots import Slots
 
 EXIT_ENGINE: Final = 70
@@ -136,12 +143,11 @@ class Service:
         return self.metrics
 
     async def _check_engine(self) -> None:
-        request = ChatRequest(messages=(Message(role="user", content="Hi"),), max_tokens=1)
         try:
             await self.slots.acquire()
         except ApiError:
             return  # those who wait will tell
-        generation = self.engine.chat(request)
+        generation = self.engine.chat(SMALLEST_CHAT)
         self.start_holding(generation)
         try:
             await asyncio.wait_for(_drain(generation), ENGINE_CHECK_DEADLINE_S)

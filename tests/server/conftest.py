@@ -27,6 +27,14 @@ REPO = Path(__file__).parents[2]
 API_KEY = "correct-horse-battery-staple"
 SYSTEM_PROMPT = "You are the voice of a weather station. You answer in one short sentence."
 START_DEADLINE_S = 60.0
+# One slot, a queue of one, no key
+ONE_SLOT = {
+    "EDGELLM_N_PARALLEL": "1",
+    "EDGELLM_N_CTX": "2048",
+    "EDGELLM_MAX_TOKENS": "400",
+    "EDGELLM_MAX_QUEUE": "1",
+    "EDGELLM_MAX_BODY_BYTES": "65536",
+}
 
 
 @pytest.fixture(scope="session")
@@ -149,13 +157,7 @@ def start_server(
 @pytest.fixture(scope="session")
 def server(start_server: StartServer) -> RunningServer:
     """One slot, a queue of one, no key."""
-    server = start_server(
-        EDGELLM_N_PARALLEL="1",
-        EDGELLM_N_CTX="2048",
-        EDGELLM_MAX_TOKENS="400",
-        EDGELLM_MAX_QUEUE="1",
-        EDGELLM_MAX_BODY_BYTES="65536",
-    )
+    server = start_server(**ONE_SLOT)
     server.wait_until_ready()
     return server
 

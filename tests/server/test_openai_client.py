@@ -17,7 +17,7 @@ import pydantic
 import pytest
 from openai.types.chat import ChatCompletionChunk
 
-from .conftest import API_KEY, RunningServer, StartServer
+from .conftest import API_KEY, ONE_SLOT, RunningServer, StartServer
 
 STORY = "Write a very long story about a lighthouse, with many details."
 # Greedy, so that two ways of asking can be compared.
@@ -42,13 +42,7 @@ def async_client_of(server: RunningServer) -> openai.AsyncOpenAI:
 @pytest.fixture(scope="module")
 def server(start_server: StartServer) -> RunningServer:
     """As the session's, of its own: its log and its slot are read here."""
-    server = start_server(
-        EDGELLM_N_PARALLEL="1",
-        EDGELLM_N_CTX="2048",
-        EDGELLM_MAX_TOKENS="400",
-        EDGELLM_MAX_QUEUE="1",
-        EDGELLM_MAX_BODY_BYTES="65536",
-    )
+    server = start_server(**ONE_SLOT)
     server.wait_until_ready()
     return server
 
