@@ -6,7 +6,7 @@ APT_INSTALL := $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -q 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 
-.PHONY: help install demo demo-down test check fix vm bench-server bench-soak lock clean
+.PHONY: help install demo demo-down test check fix vm bench-server bench-soak bench-probe bench-rerun bench-plan lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -32,6 +32,15 @@ bench-server: $(VENV)/.dev ## Measure the server against the common way (FastAPI
 bench-soak: $(VENV)/.dev ## Half an hour of clients that misbehave: leaks, stuck slots, wrong answers
 	$(SUDO) $(PYTHON) -m bench.soak $(ARGS)
 
+bench-rerun: $(VENV)/.dev .cache/.demo-packages ## Measure an unchanged roll-out against the same tasks in Ansible, and drift repair
+	$(SUDO) $(PYTHON) -m bench.rerun $(ARGS)
+
+bench-plan: $(VENV)/.dev ## Measure what the plans and files of 1,000 hosts cost to make
+	$(PYTHON) -m bench.plan_cost $(ARGS)
+
+bench-probe: $(VENV)/.dev ## Measure the smoke test's stopwatch against the packets on the wire
+	$(SUDO) $(PYTHON) -m bench.probe_accuracy $(ARGS)
+
 check: $(VENV)/.dev ## Lint, format and types, as CI does
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -47,6 +56,7 @@ lock: $(VENV)/.dev ## Pin the newest versions that pyproject.toml allows, with h
 	$(VENV)/bin/uv pip compile $(LOCK) --python-platform x86_64-manylinux_2_28 --group pyproject.toml:host -o requirements/host.txt
 	# torch by itself, with whatever CUDA its build wants: requirements/bench-torch.txt
 	$(VENV)/bin/uv pip compile $(LOCK) --universal --constraint requirements/bench-torch.txt requirements/bench.in $(NOT_LOCKED:%=--no-emit-package %) -o requirements/bench.txt
+	$(VENV)/bin/uv pip compile $(LOCK) --universal requirements/bench-ansible.in -o requirements/bench-ansible.txt
 	# What the tests run is what the hosts run
 	$(VENV)/bin/uv pip compile $(LOCK) --universal --constraint requirements/host.txt pyproject.toml --group test --group check --group host -o requirements/dev.txt
 LOCK := -q --upgrade --python-version 3.10 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate

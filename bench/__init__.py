@@ -2,6 +2,7 @@
 
     python -m bench.server    every row of the table, the two servers taking turns
     python -m bench.soak      our server alone, for half an hour, under clients that misbehave
+    python -m bench.probe_accuracy    the probe's stopwatch against the packets on the wire
 
   weights.py       the model both servers read
   requantise.py    the published file -> Q4_0, run by the common way's Python

@@ -1,4 +1,4 @@
-"""The common way's own venv: made once, and anew when its requirement files change."""
+"""Venvs of what ours is measured against: made once, and anew when their requirements change."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench.weights import Say
@@ -22,20 +23,31 @@ class VenvError(Exception):
 
 def common_venv(cache_dir: Path, say: Say) -> Path:
     """-> the venv's python. Raises VenvError."""
-    venv = cache_dir / "bench" / "venv"
+    return pinned_venv(
+        cache_dir / "bench" / "venv",
+        # Complete as pinned; resolving would ask for torch's hash, see requirements/bench-torch.txt
+        {PINNED: ("--no-deps", "--require-hashes"), TORCH: ()},
+        say,
+        "the common way (torch, transformers, FastAPI)",
+    )
+
+
+def pinned_venv(
+    venv: Path, requirements: Mapping[Path, Sequence[str]], say: Say, what: str
+) -> Path:
+    """`requirements`: file -> options of pip for it. -> the venv's python. Raises VenvError."""
     mark = venv / ".made-of"
-    made_of = hashlib.sha256(PINNED.read_bytes() + TORCH.read_bytes()).hexdigest()
+    made_of = hashlib.sha256(b"".join(path.read_bytes() for path in requirements)).hexdigest()
     python = venv / "bin" / "python"
     with cache.locked(venv.with_suffix(".lock")):
         if mark.exists() and mark.read_text() == made_of and python.exists():
             return python
-        say("installing the common way (torch, transformers, FastAPI) into a venv of its own, once")
+        say(f"installing {what} into a venv of its own, once")
         shutil.rmtree(venv, ignore_errors=True)
         _run(sys.executable, "-m", "venv", str(venv))
         pip = (str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-        # Complete as pinned; resolving would ask for torch's hash, see requirements/bench-torch.txt
-        _run(*pip, "--no-deps", "--require-hashes", "-r", str(PINNED))
-        _run(*pip, "-r", str(TORCH))
+        for path, options in requirements.items():
+            _run(*pip, *options, "-r", str(path))
         mark.write_text(made_of)
     return python
 

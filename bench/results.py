@@ -87,8 +87,8 @@ def report(
     }
 
 
-def table(measures: Sequence[Measure]) -> str:
-    rows = [("measure", "value", "bar", "", "spread", "n", "ours p50/p95", "common way p50/p95")]
+def table(measures: Sequence[Measure], other: str = "common way") -> str:
+    rows = [("measure", "value", "bar", "", "spread", "n", "ours p50/p95", f"{other} p50/p95")]
     for measure in measures:
         found = measure.summary
         met = None if found is None else measure.bar.met(found.value)

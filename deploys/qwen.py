@@ -8,11 +8,12 @@ from edgellm.prepare import Context
 
 def install(ctx: Context) -> None:
     steps.install_packages(ctx)
-    steps.tune_kernel(ctx.plan)
-    steps.set_up_zram(ctx.plan.zram)
+    steps.tune_kernel(ctx)
+    steps.set_up_zram(ctx)
     runtime = steps.place_runtime(ctx)
     model = steps.place_model(ctx)
     steps.start_server(ctx, runtime, model)  # entrypoint, unit, slice, current -> release
+    steps.reserve_cores(ctx)  # only where the inventory asks for it
     steps.verify_or_roll_back(ctx)
 
 

@@ -5,5 +5,5 @@ from pyinfra import state
 from edgellm import recorder
 from edgellm.operations import service
 
-recorder.begin("rollback", state, verifies=False)
+recorder.begin("rollback", state, ok_when=recorder.OkWhen.DONE)
 service.rolled_back(name="Previous release runs", required=True)

@@ -4,5 +4,5 @@ from pyinfra import state
 
 from edgellm import recorder, steps
 
-recorder.begin("uninstall", state, verifies=False)
+recorder.begin("uninstall", state, ok_when=recorder.OkWhen.DONE)
 steps.remove_everything()

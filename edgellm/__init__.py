@@ -2,8 +2,9 @@
 
 Data flows one way:
 
-    inventory -> group_data -> Settings -> HostProfile -> TuningPlan -> operations -> templates
-    -> SmokeResult -> HealthVerdict -> HostRecord -> FleetReport
+    inventory -> group_data -> Settings -> HostProfile -> TuningPlan -> templates -> DesiredState
+    -> operations -> SmokeResult -> HealthVerdict -> HostRecord -> FleetReport
+    DesiredState, ObservedState -> KnobState (deploys/audit.py, and the proof after a roll-out)
 
 Pure rooms (no I/O, never import pyinfra)
     cpuset      CpuSet: the kernel's cpulist <-> a sorted tuple
@@ -12,6 +13,10 @@ Pure rooms (no I/O, never import pyinfra)
     settings    Settings.from_host_data(dict): the one typed read of host data
     tuning      plan_tuning(profile, settings) -> TuningPlan, with its reasons
     release     ModelArtifact, Runtime, Release (id = content hash)
+    layout      every path on a host that is ours
+    desired     all that is wanted of a host: DesiredState, its files and its artifacts
+    observed    all that was found on it: EffectiveState, ServiceState, PathState
+    drift       compare(desired, observed) -> a KnobState each, with the reason
     gguf        the header of a model file
     health      SmokeResult, TtftBudget, judge() -> HealthVerdict
     report      HostRecord, FleetReport -> table, JSON

@@ -8,6 +8,7 @@ from edgellm.settings import Settings
 from edgellm.tuning import (
     PACKAGES,
     explicit_cpus,
+    is_tegra,
     mb,
     memory_budget,
     missing_tools,
@@ -71,10 +72,17 @@ def check_python(profile: HostProfile) -> HostMismatchError | None:
         what="python3",
         want=f"{_dotted(MIN_PYTHON)} or later",
         have="none" if version is None else _dotted(version),
-        fix="install python3"
-        if version is None
-        else "upgrade the OS (Debian 12, Ubuntu 22.04 and later have it)",
+        fix="install python3" if version is None else f"upgrade the OS ({_with_python(profile)})",
     )
+
+
+def _with_python(profile: HostProfile) -> str:
+    """Releases with a new enough python3; one more beside it is not what the service runs."""
+    if is_tegra(profile):
+        return "JetPack 6 and later have it"
+    if profile.tools.package_manager == "dnf":
+        return "Rocky 10, openEuler 24.03 and later have it; python3 itself must be it"
+    return "Debian 12, Ubuntu 22.04 and later have it"
 
 
 def check_systemd(profile: HostProfile) -> HostMismatchError | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any
@@ -75,6 +76,8 @@ class Cgroup:
     effective_cpus: CpuSet | None  # cpuset.cpus.effective of the root the probe sees
     quota_cpus: float | None  # CFS quota over period; None: no quota
     memory_limit_bytes: int | None = None  # memory.max above all services; None: no limit
+    # Mems_allowed_list of pid 1; None: not told. Node numbers, in the notation of CPUs.
+    effective_nodes: CpuSet | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +89,19 @@ class KernelSupport:
     zram_module: bool  # loaded, built in, or loadable
     isolated_cpus: CpuSet  # isolcpus=
     psi: bool
+    # kernel.sched_rt_runtime_us, of 1 s: 950000; -1: real time may take all of it, 0: none
+    rt_runtime_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuFreq:
+    """Clock governors of all policies (one a cluster or a core)."""
+
+    governors: tuple[str, ...]  # in force now, each once: ("schedutil",)
+    available: tuple[str, ...]  # that every policy offers
+
+
+OWN_ZRAM_MANAGER = "edgellm"  # Tools.zram_manager of our own drop-in or unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +117,12 @@ class Tools:
     libgomp: bool
     libstdcxx: bool
     tuned_profile: str | None  # "throughput-performance"
-    zram_manager: str | None  # who is set up to make zram: "zram-tools", "rpi-swap", "edgellm" (us)
+    zram_manager: str | None  # who is set up to make zram: "zram-tools", "rpi-swap", or we
     selinux_enforcing: bool
     zram_generator: bool = False  # systemd-zram-generator is installed, configured or not
+    realtime_works: bool = False  # `chrt -f 1 true` succeeded
+    irqbalance: bool = False  # running now, as the next
+    power_profiles_daemon: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +132,42 @@ class Health:
     temperature_c: float | None
     throttled_flags: int | None  # vcgencmd get_throttled
     clock_skew_s: float | None  # host's clock minus the control machine's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedHost:
+    """What a host was at its last verified roll-out; lies in layout.RECORDED."""
+
+    kernel: str  # "6.6.31+rpt-rpi-2712"
+    python: str  # "3.11.2"; "" for none
+    cpus_online: str  # "0-3"
+    cgroup_version: int | None
+    distribution: str  # "debian 12"
+    mem_total_bytes: int
+    mem_available_bytes: int  # as the plan used it, an edgellm that runs not counted
+
+    @classmethod
+    def of(cls, profile: HostProfile) -> RecordedHost:
+        return cls(
+            kernel=profile.kernel.release,
+            python=".".join(map(str, profile.tools.python_version or ())),
+            cpus_online=str(profile.cpus_online),
+            cgroup_version=profile.cgroup.version,
+            distribution=f"{profile.distribution_id} {profile.distribution_version}".strip(),
+            mem_total_bytes=profile.mem_total_bytes,
+            mem_available_bytes=profile.mem_settled_bytes,
+        )
+
+    def to_json_text(self) -> str:
+        """One text for one host: a second roll-out finds the file as it is."""
+        return json.dumps(plain(self), indent=1, sort_keys=True) + "\n"
+
+
+# Two probes of one host see different amounts of memory, and a plan near a limit must not swing
+# with them: what the last verified roll-out used holds while it is this close.
+MEM_SETTLED_WITHIN = 0.15  # of MemTotal
+# MemTotal of one board differs by some MB from kernel to kernel.
+SAME_MEM_TOTAL_WITHIN = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +201,20 @@ class HostProfile:
     # first for its own sake, and plan something else.
     mem_own_bytes: int = 0
     swappiness_files: tuple[str, ...] = ()  # sysctl.d files that set vm.swappiness, but ours
+    cpufreq: CpuFreq | None = None  # None: the clock is not ours to govern (most VMs)
+    recorded: RecordedHost | None = None  # None: never rolled out, or not readable
+    measured_json: str | None = None  # layout.MEASURED as it lies there
+
+    @property
+    def mem_settled_bytes(self) -> int:
+        """MemAvailable without an edgellm that runs already, the same from run to run."""
+        now = self.mem_available_bytes + self.mem_own_bytes
+        if self.recorded is None:
+            return now
+        total, then = self.mem_total_bytes, self.recorded.mem_available_bytes
+        same_board = abs(self.recorded.mem_total_bytes - total) <= SAME_MEM_TOTAL_WITHIN * total
+        close = abs(now - then) <= MEM_SETTLED_WITHIN * total
+        return min(then, total) if same_board and close else now
 
     @property
     def arch(self) -> Arch | None:

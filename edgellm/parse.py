@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 
 from edgellm.cpuset import CpuSet
 from edgellm.errors import ParseError
 from edgellm.hardware import (
+    OWN_ZRAM_MANAGER,
     Cgroup,
     CpuCluster,
+    CpuFreq,
     Health,
     HostProfile,
     KernelSupport,
     NumaNode,
+    RecordedHost,
     Swap,
     Tools,
     ZramDevice,
@@ -91,7 +95,6 @@ ZRAM_MANAGER_FILES = (
     (r"/zram-config\.service$", "zram-config"),
     (r"/nvzramconfig\.service$", "nvzramconfig"),
 )
-OWN_ZRAM_MANAGER = "edgellm"
 
 
 def parse_profile(text: str, *, control_time_s: float | None) -> HostProfile:
@@ -121,6 +124,9 @@ def parse_profile(text: str, *, control_time_s: float | None) -> HostProfile:
             zram_module=bool(sections.get("zram_module")),
             isolated_cpus=isolated & online,
             psi=bool(sections.get("psi")),
+            rt_runtime_us=_optional_whole(
+                files.get("/proc/sys/kernel/sched_rt_runtime_us"), "rt_runtime_us", negative=True
+            ),
         ),
         cpus_online=online,
         clusters=parse_clusters(files, sections.get("cpuinfo", ()), online),
@@ -141,6 +147,9 @@ def parse_profile(text: str, *, control_time_s: float | None) -> HostProfile:
         swappiness_files=tuple(
             path for path in parse_files(sections.get("sysctl_swappiness", ())) if not _ours(path)
         ),
+        cpufreq=parse_cpufreq(files),
+        recorded=parse_recorded(sections.get("recorded", ())),
+        measured_json="\n".join(sections.get("measured", ())) or None,
         health=Health(
             temperature_c=parse_temperature(files),
             throttled_flags=parse_throttled(sections.get("throttled", ()), files),
@@ -265,6 +274,23 @@ def parse_core_types(files: Files, cpuinfo: Lines) -> dict[int, str]:
     return types
 
 
+def parse_cpufreq(files: Files) -> CpuFreq | None:
+    """scaling_governor and scaling_available_governors of all policies; None: no cpufreq."""
+    governors: list[str] = []
+    available: list[str] | None = None
+    for path, value in files.items():
+        if not path.startswith(f"{_CPU_DIR}/cpufreq/policy"):
+            continue
+        if path.endswith("/scaling_governor"):
+            governors.append(value)
+        elif path.endswith("/scaling_available_governors"):
+            offered = value.split()
+            available = offered if available is None else [g for g in available if g in offered]
+    if not governors:
+        return None
+    return CpuFreq(governors=tuple(dict.fromkeys(governors)), available=tuple(available or ()))
+
+
 def parse_smt_siblings(files: Files, online: CpuSet) -> tuple[CpuSet, ...]:
     """thread_siblings_list of each CPU -> the groups of two and more; () where SMT is off."""
     groups = {
@@ -370,6 +396,7 @@ def parse_cgroup(sections: Sections, isolated: CpuSet) -> Cgroup:
         version=version,
         controllers=_controllers(version, files, sections.get("mounts", ())),
         effective_cpus=_effective_cpus(files, sections.get("pid1_cpus", ()), isolated),
+        effective_nodes=_effective_nodes(sections.get("pid1_cpus", ())),
         quota_cpus=parse_quota(files),
         memory_limit_bytes=_memory_limit(files),
     )
@@ -405,10 +432,17 @@ def _effective_cpus(files: Files, pid1: Lines, isolated: CpuSet) -> CpuSet | Non
     names = ("/cpuset.cpus.effective", "/cpuset.effective_cpus")
     nearest = next((v for p, v in files.items() if p.endswith(names)), None)
     effective = CpuSet.parse(nearest) if nearest else None
-    affinity = CpuSet.parse(pid1[0].partition(":")[2]) | isolated if pid1 else None
+    lines = [line for line in pid1 if line.startswith("Cpus_allowed_list")]
+    affinity = CpuSet.parse(lines[0].partition(":")[2]) | isolated if lines else None
     if effective is None or affinity is None:
         return effective if affinity is None else affinity
     return effective & affinity or effective
+
+
+def _effective_nodes(pid1: Lines) -> CpuSet | None:
+    """'Mems_allowed_list: 0-1' -> nodes that a service may have memory of."""
+    lines = [line for line in pid1 if line.startswith("Mems_allowed_list")]
+    return CpuSet.parse(lines[0].partition(":")[2]) if lines else None
 
 
 def parse_quota(files: Files) -> float | None:
@@ -459,6 +493,9 @@ def parse_tools(sections: Sections, files: Files, machine: str) -> Tools:
         zram_manager=parse_zram_manager(managers),
         zram_generator=any(path.endswith("/system-generators/zram-generator") for path in managers),
         selinux_enforcing=files.get("/sys/fs/selinux/enforce") == "1",
+        realtime_works="realtime_works" in words,
+        irqbalance="irqbalance" in words,
+        power_profiles_daemon="power-profiles-daemon" in words,
     )
 
 
@@ -529,6 +566,23 @@ def parse_own_memory(lines: Lines) -> int:
     return _whole(lines[0], "own memory") * KIB if lines else 0
 
 
+def parse_recorded(lines: Lines) -> RecordedHost | None:
+    """layout.RECORDED; None where it is not there, or not what RecordedHost.to_json_text wrote."""
+    try:
+        values = json.loads("\n".join(lines))
+        recorded = RecordedHost(**values)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    texts = (recorded.kernel, recorded.python, recorded.cpus_online, recorded.distribution)
+    sizes = (recorded.mem_total_bytes, recorded.mem_available_bytes)
+    sound = (
+        all(isinstance(text, str) for text in texts)
+        and all(type(size) is int and size >= 0 for size in sizes)  # a bool is no size
+        and recorded.cgroup_version in (None, 1, 2)
+    )
+    return recorded if sound else None
+
+
 def parse_temperature(files: Files) -> float | None:
     """The hottest thermal zone in degrees Celsius, unwired sensors left out."""
     low, high = _SANE_TEMPERATURE_C
@@ -584,8 +638,8 @@ def _whole(text: str, what: str, *, negative: bool = False) -> int:
     return int(text)
 
 
-def _optional_whole(text: str | None, what: str) -> int | None:
-    return None if text is None or text == "" else _whole(text, what)
+def _optional_whole(text: str | None, what: str, *, negative: bool = False) -> int | None:
+    return None if text is None or text == "" else _whole(text, what, negative=negative)
 
 
 def _shown(text: str) -> str:

@@ -18,7 +18,8 @@ from gevent.lock import RLock
 from pyinfra import logger
 from pyinfra.context import ctx_state
 
-from edgellm import layout, recorder, render
+from edgellm import drift, inspection, layout, recorder, render
+from edgellm.desired import DesiredState, desired_state
 from edgellm.errors import EdgellmError, SettingsError
 from edgellm.facts.host_profile import HostProfileFact
 from edgellm.facts.paths import ArtifactsWhole
@@ -26,6 +27,7 @@ from edgellm.facts.reading import read
 from edgellm.fitness import check_arch, check_host
 from edgellm.hardware import Arch, HostProfile
 from edgellm.health import TtftBudget
+from edgellm.measured import ResultKey, apply_measured, result_key
 from edgellm.model_source import fetch_model
 from edgellm.operations import upstream
 from edgellm.operations.containment import as_edgellm_error
@@ -49,10 +51,13 @@ class Context:
 
     settings: Settings
     profile: HostProfile
-    plan: TuningPlan
+    plan: TuningPlan  # with what this host's own trials say, where there is a result
+    planned: TuningPlan  # without
+    measured_key: ResultKey | None  # what a result must be of; None: no model of ours
     model: ModelArtifact | None  # None: another server on the host has it
     runtime: Runtime
     release: Release
+    desired: DesiredState
     api_key_hashes: tuple[str, ...]  # () where no key is asked for
     probe_key: str | None
     upstream_key: str | None
@@ -120,43 +125,74 @@ def _context_for(host: Host) -> Context:
     if mismatch is not None:  # before a runtime is built for an architecture that nobody asked for
         raise mismatch
     runtime = None if profile.arch is None else _runtime(profile.arch)
-    # Asked by a Python script: a host without Python is refused for that, not for its silence
-    if runtime is None or profile.tools.python_version is None:
-        disk_needed_bytes = 0
-    else:
-        disk_needed_bytes = _disk_needed_bytes(model, runtime)
-    faults = check_host(
-        profile, settings, group_arch=_group_arch(host), disk_needed_bytes=disk_needed_bytes
-    )
+    faults = check_host(profile, settings, group_arch=_group_arch(host), disk_needed_bytes=0)
     if faults:
-        for fault in faults[1:]:
-            host.log(str(fault.for_host(host.name)), logger.error)
-        raise faults[0]
+        raise _first_of(host, faults)
     assert runtime is not None  # check_host has refused an architecture without one
-    if settings.upstream_unit is not None:
-        upstream.require(settings.upstream_unit)
 
-    plan = plan_tuning(profile, settings)
-    recorder.note_plan(host, plan)
+    planned = plan_tuning(profile, settings)
+    plan, measured_key = planned, None
+    if model is not None:
+        measured_key = result_key(
+            profile, model_sha256=model.sha256, runtime_id=runtime.id, plan=planned
+        )
+        plan, said = apply_measured(planned, profile, measured_key)
+        if said is not None:
+            host.log(f"measured choice: {said}")
     probe_key = _probe_key(api_keys[0], host.name) if api_keys else None
     keys = api_keys if probe_key is None else (*api_keys, probe_key)
     hashes = tuple(hashlib.sha256(key.encode()).hexdigest() for key in keys)
     upstream_key_hash = None
     if upstream_key is not None:
         upstream_key_hash = hashlib.sha256(upstream_key.encode()).hexdigest()
+    release = Release.of(
+        model_sha256=None if model is None else model.sha256,
+        runtime_id=runtime.id,
+        files=render.release_files(
+            plan, settings, hashes, upstream_key_hash=upstream_key_hash, app_files=own_app
+        ),
+    )
+    desired = desired_state(
+        settings=settings,
+        plan=plan,
+        release=release,
+        text=render.text,
+        api_keys_text=None if probe_key is None else render.api_keys_file(hashes),
+        probe_key=probe_key,
+        upstream_key=upstream_key,
+        upstream_drop_in=None if settings.upstream_unit is None else render.upstream_drop_in(plan),
+    )
+    # By Python scripts: a host without Python was refused for that above, not for its silence
+    observed = inspection.observed_state(desired)
+    recorder.note_found(
+        host,
+        drift.compare(desired, observed),
+        repairable=drift.drifted_before(desired, observed),
+        is_first=drift.is_first_installation(observed),
+    )
+    if observed.service is not None:
+        recorder.note_release(host, observed.service.running_release)
+    faults = check_host(
+        profile,
+        settings,
+        group_arch=_group_arch(host),
+        disk_needed_bytes=_disk_needed_bytes(desired, model, runtime),
+    )
+    if faults:
+        raise _first_of(host, faults)
+    if settings.upstream_unit is not None:
+        upstream.require(settings.upstream_unit)
+    recorder.note_plan(host, plan)
     return Context(
         settings=settings,
         profile=profile,
         plan=plan,
+        planned=planned,
+        measured_key=measured_key,
         model=model,
         runtime=runtime,
-        release=Release.of(
-            model_sha256=None if model is None else model.sha256,
-            runtime_id=runtime.id,
-            files=render.release_files(
-                plan, settings, hashes, upstream_key_hash=upstream_key_hash, app_files=own_app
-            ),
-        ),
+        release=release,
+        desired=desired,
         api_key_hashes=hashes,
         probe_key=probe_key,
         upstream_key=upstream_key,
@@ -174,15 +210,20 @@ def _group_arch(host: Host) -> Arch | None:
     return next((arch for arch in Arch if arch.value in host.groups), None)
 
 
-def _disk_needed_bytes(model: ModelArtifact | None, runtime: Runtime) -> int:
+def _first_of(host: Host, faults: tuple[EdgellmError, ...]) -> EdgellmError:
+    """The one that the report shows; the others are on the screen."""
+    for fault in faults[1:]:
+        host.log(str(fault.for_host(host.name)), logger.error)
+    return faults[0]
+
+
+def _disk_needed_bytes(desired: DesiredState, model: ModelArtifact | None, runtime: Runtime) -> int:
     """What this roll-out will still write under /opt/edgellm."""
-    models = {} if model is None else {layout.model_path(model.sha256): model.sha256}
-    runtime_path = layout.runtime_directory(runtime.id)
-    whole = read(ArtifactsWhole, models=models, runtimes={runtime_path: runtime.id})
+    whole = read(ArtifactsWhole, **inspection.artifacts(desired))
     needed_bytes = 0
     if model is not None and not whole[layout.model_path(model.sha256)]:
         needed_bytes += model.size_bytes
-    if not whole[runtime_path]:
+    if not whole[desired.runtime_directory]:
         needed_bytes += runtime.size_bytes + runtime.unpacked_size_bytes
     return needed_bytes
 

@@ -15,23 +15,37 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyinfra.api.state import BaseStateCallback
 from pyinfra.context import ctx_state
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from edgellm.drift import KnobState, Verdict, drifted
 from edgellm.errors import EdgellmError
 from edgellm.health import SmokeResult
-from edgellm.report import FleetReport, HostRecord, HostStatus, reason_lines, summary, table_rows
+from edgellm.report import (
+    FleetReport,
+    HostRecord,
+    HostStatus,
+    knob_rows,
+    reason_lines,
+    summary,
+    table_rows,
+    told,
+)
 from edgellm.tuning import TuningPlan
 
 if TYPE_CHECKING:
     from pyinfra.api import Host, State
 
+COLOURS = {"ok": "green", "failed": "red", "unreachable": "yellow", "drifted": "magenta"}
 EXIT_NOT_ALL_OK = 1
+EXIT_DRIFTED = 2  # of an audit that could tell of every host; docs/audit.md
 # A terminal tells its width; a pipe or a log file does not, and 80 columns would wrap every reason.
 WIDTH_WITHOUT_TERMINAL = 160
 
@@ -39,6 +53,14 @@ WIDTH_WITHOUT_TERMINAL = 160
 def reports_dir() -> Path:
     """Where runs are kept: EDGELLM_REPORTS_DIR, or ./reports."""
     return Path(os.environ.get("EDGELLM_REPORTS_DIR") or "reports")
+
+
+class OkWhen(Enum):
+    """What makes a host ok in a run."""
+
+    VERIFIED = "verified"
+    DONE = "done"  # all was done on it
+    IN_ORDER = "compared"  # nothing is done on it, and every knob is as it should be
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,6 +73,9 @@ class HostNotes:
     release: str | None = None  # the one that runs, as far as this run knows
     verified: bool = False
     smoke: SmokeResult | None = None
+    knobs: tuple[KnobState, ...] = ()  # as they were when they were last compared
+    repairable: tuple[str, ...] = ()  # knobs that had drifted when the run began
+    is_first: bool = False  # nothing of ours was on the host then
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,7 +84,7 @@ class Run:
 
     started_at: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
     deploy: str | None = None  # None until a deploy file of ours has begun
-    verifies: bool = True  # a host is ok when it was verified; else, when all was done on it
+    ok_when: OkWhen = OkWhen.VERIFIED
     model_name: str | None = None
     model_sha256: str | None = None
     hosts: dict[str, HostNotes] = field(default_factory=dict)
@@ -96,9 +121,9 @@ def attach_before_connecting() -> None:
     state.init = init_and_attach
 
 
-def begin(deploy: str, state: State, *, verifies: bool = True) -> None:
+def begin(deploy: str, state: State, *, ok_when: OkWhen = OkWhen.VERIFIED) -> None:
     """For deploy files; they run once a host, so only the first call has an effect."""
-    _run.deploy, _run.verifies = deploy, verifies
+    _run.deploy, _run.ok_when = deploy, ok_when
     _attach(state)
 
 
@@ -123,6 +148,23 @@ def failure_of(host: Host) -> EdgellmError | None:
 
 def note_plan(host: Host, plan: TuningPlan) -> None:
     _run.notes(host).plan = plan
+
+
+def note_found(
+    host: Host, knobs: Iterable[KnobState], *, repairable: Iterable[str], is_first: bool
+) -> None:
+    """The host as the run met it."""
+    notes = _run.notes(host)
+    notes.knobs, notes.repairable, notes.is_first = tuple(knobs), tuple(repairable), is_first
+
+
+def note_knobs(host: Host, knobs: Iterable[KnobState]) -> None:
+    """The host as the run leaves it."""
+    _run.notes(host).knobs = tuple(knobs)
+
+
+def knobs_of(host: Host) -> tuple[KnobState, ...]:
+    return _run.notes(host).knobs
 
 
 def note_model(name: str, sha256: str) -> None:
@@ -165,17 +207,37 @@ def _finish() -> None:
     report = report_of(_run, state, ended_at=datetime.now(timezone.utc))
     path = write(report, reports_dir())
     show(report, path)
-    if any(host.status is not HostStatus.OK for host in report.hosts):
+    code = exit_code(report)
+    if code:
         # pyinfra exits with 0 when it is interrupted and when --no-wait hosts fail: a script that
         # rolls out would go on. Nothing of this process is left to do after the report.
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(EXIT_NOT_ALL_OK)
+        os._exit(code)
+
+
+def exit_code(report: FleetReport) -> int:
+    """0 all ok; 2 where something has drifted and everything could be told; else 1."""
+    statuses = {host.status for host in report.hosts} - {HostStatus.OK}
+    if not statuses:
+        return 0
+    untold = any(
+        state.verdict is Verdict.UNKNOWN
+        for host in report.hosts
+        if not host.is_new
+        for state in host.knobs
+    )
+    return EXIT_DRIFTED if statuses == {HostStatus.DRIFTED} and not untold else EXIT_NOT_ALL_OK
 
 
 def _is_a_run(state: State) -> bool:
-    """A deploy of ours that changed, or would have changed, hosts; not --dry, fact, exec."""
+    """A deploy of ours that changed, or would have changed, hosts; not --dry, fact, exec.
+
+    An audit is one as soon as it has begun: it never executes anything.
+    """
     ours = _run.deploy or _deploy_on_command_line()
+    if ours is not None and _run.ok_when is OkWhen.IN_ORDER:
+        return True
     return ours is not None and "--dry" not in sys.argv and _anything_happened(state)
 
 
@@ -200,6 +262,7 @@ def report_of(run: Run, state: State, *, ended_at: datetime) -> FleetReport:
         command=run.deploy or _deploy_on_command_line() or "",
         model_name=run.model_name,
         model_sha256=run.model_sha256,
+        is_audit=run.ok_when is OkWhen.IN_ORDER,
         hosts=tuple(
             _host_record(run, state, host) for host in sorted(hosts, key=lambda host: host.name)
         ),
@@ -219,7 +282,18 @@ def _host_record(run: Run, state: State, host: Host) -> HostRecord:
         changed=_changed(state, host),
         smoke=notes.smoke,
         plan=notes.plan,
+        knobs=notes.knobs,
+        repaired=_repaired(notes),
+        is_new=notes.is_first,
     )
+
+
+def _repaired(notes: HostNotes) -> tuple[str, ...]:
+    """What had drifted when the run began, and no longer has."""
+    if not notes.verified:
+        return ()
+    still = drifted(notes.knobs)
+    return tuple(knob for knob in notes.repairable if knob not in still)
 
 
 def _status(run: Run, state: State, host: Host) -> tuple[HostStatus, str | None]:
@@ -235,17 +309,34 @@ def _status(run: Run, state: State, host: Host) -> tuple[HostStatus, str | None]
         return HostStatus.FAILED, str(notes.failure).removeprefix(f"{host.name}: ")
     if host in state.failed_hosts:
         return HostStatus.FAILED, _failed_operation(state, host)
-    if notes.verified if run.verifies else _all_done(state, host):
+    if run.ok_when is OkWhen.IN_ORDER and notes.knobs:
+        return _audited(notes)
+    if notes.verified if run.ok_when is OkWhen.VERIFIED else _all_done(run, state, host):
         return HostStatus.OK, None
-    done = "verified" if run.verifies else "done"
     return HostStatus.FAILED, (
-        f"the run ended before this host was {done}; fix: run again, it goes on where it stopped"
+        f"the run ended before this host was {run.ok_when.value}; fix: run again, it goes on where "
+        "it stopped"
     )
 
 
-def _all_done(state: State, host: Host) -> bool:
+def _audited(notes: HostNotes) -> tuple[HostStatus, str | None]:
+    """A host that has drifted is called so, also where of some knob it could not be told."""
+    if notes.is_first:
+        return HostStatus.DRIFTED, "never rolled out to; fix: run deploys/qwen.py"
+    off, unknown = (told(notes.knobs, verdict) for verdict in (Verdict.DRIFTED, Verdict.UNKNOWN))
+    untold = f"could not tell: {unknown}"
+    if off:
+        off = f"{off}; {untold}" if unknown else off
+        return HostStatus.DRIFTED, f"{off}; fix: deploys/qwen.py puts it right"
+    if unknown:
+        return HostStatus.FAILED, f"{untold}; fix: run again with --debug"
+    return HostStatus.OK, None
+
+
+def _all_done(run: Run, state: State, host: Host) -> bool:
     operations = _operations(state, host)
-    return state.is_executing and all(meta.is_complete() for _, meta in operations)
+    executes = state.is_executing and run.ok_when is OkWhen.DONE
+    return executes and all(meta.is_complete() for _, meta in operations)
 
 
 def _failed_operation(state: State, host: Host) -> str:
@@ -288,33 +379,55 @@ def write(report: FleetReport, reports: Path) -> Path:
 def show(report: FleetReport, path: Path, console: Console | None = None) -> None:
     """The table on the terminal: one line a host, what needs a person first."""
     console = console or _console()
+    # Of an audit nothing is timed or changed
+    figures = () if report.is_audit else ("ttft_ms", "output_throughput", "changed")
+    titles = {"ttft_ms": "TTFT ms median / p95", "output_throughput": "tokens/s"}
     table = Table(title=f"edgellm {report.command}: {summary(report)}", title_justify="left")
-    for heading, options in (
-        ("host", {"no_wrap": True}),
-        ("status", {"no_wrap": True}),
-        ("release", {"no_wrap": True}),
-        ("TTFT ms median / p95", {"justify": "right", "no_wrap": True}),
-        ("tokens/s", {"justify": "right"}),
-        ("changed", {"no_wrap": True}),
-        ("notes", {"overflow": "fold"}),
-    ):
-        table.add_column(heading, **options)
-    colours = {"ok": "green", "failed": "red", "unreachable": "yellow"}
+    for name in ("host", "status", "release"):
+        table.add_column(name, no_wrap=True)
+    for name in figures:
+        right = name != "changed"
+        table.add_column(titles.get(name, name), justify="right" if right else "left", no_wrap=True)
+    table.add_column("notes", overflow="fold")
     for row in table_rows(report):
-        colour = colours[row.status]
+        colour = COLOURS[row.status]
         table.add_row(
             row.host,
             f"[{colour}]{row.status}[/{colour}]",
             row.release,
-            row.ttft_ms,
-            row.output_throughput,
-            row.changed,
-            row.notes.replace("[", "\\["),
+            *(getattr(row, name) for name in figures),
+            escape(row.notes),
         )
     console.print(table)
+    if report.is_audit:
+        _show_knobs(report, console)
     for line in reason_lines(report):
         console.print(f"  {line}", style="dim", highlight=False, markup=False)
     console.print(f"Report: {path}", highlight=False)
+
+
+def _show_knobs(report: FleetReport, console: Console) -> None:
+    rows = knob_rows(report)
+    if not rows:
+        return
+    table = Table(
+        title="Knobs that are not as planned; the report has all of them",
+        title_justify="left",
+        show_lines=True,
+    )
+    for name in ("hosts", "knob", "verdict", "states"):
+        table.add_column(name, overflow="fold", no_wrap=name == "verdict")
+    for row in rows:
+        colour = COLOURS.get(row.verdict, "yellow")
+        # Below each other: side by side, a path in one of them would leave the others no room
+        states = Table.grid(padding=(0, 2, 0, 0))
+        states.add_column(no_wrap=True, style="dim")
+        states.add_column(overflow="fold")
+        for name, value in (*row.states, ("why", row.why)):
+            states.add_row(name, escape(value))
+        verdict = f"[{colour}]{row.verdict}[/{colour}]"
+        table.add_row(escape(row.hosts), escape(row.knob), verdict, states)
+    console.print(table)
 
 
 def _console() -> Console:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from edgellm import layout
+from edgellm.drift import KnobState, Verdict
 from edgellm.hardware import plain
 from edgellm.health import SmokeResult
 from edgellm.tuning import LEFT_ALONE, Reason, TuningPlan
@@ -19,6 +23,7 @@ class HostStatus(str, Enum):
 
     FAILED = "failed"
     UNREACHABLE = "unreachable"
+    DRIFTED = "drifted"  # an audit found knobs that are not as a roll-out leaves them
     OK = "ok"
 
 
@@ -35,6 +40,9 @@ class HostRecord:
     changed: tuple[str, ...]  # names of the operations that changed the host
     smoke: SmokeResult | None
     plan: TuningPlan | None
+    knobs: tuple[KnobState, ...] = ()  # as the run left them; () where they were not compared
+    repaired: tuple[str, ...] = ()  # names of those that had drifted, and that this run put right
+    is_new: bool = False  # nothing of ours was on it when the run began
 
     @property
     def left_alone(self) -> tuple[Reason, ...]:
@@ -58,6 +66,7 @@ class FleetReport:
     model_name: str | None
     model_sha256: str | None
     hosts: tuple[HostRecord, ...]
+    is_audit: bool = False  # nothing was changed or timed: its knobs are the result
 
     def with_status(self, status: HostStatus) -> tuple[HostRecord, ...]:
         return tuple(host for host in self.hosts if host.status is status)
@@ -99,7 +108,7 @@ def summary(report: FleetReport) -> str:
     """'3 hosts: 2 ok, 1 failed'."""
     counts = [
         f"{len(hosts)} {status.value}"
-        for status in (HostStatus.OK, HostStatus.FAILED, HostStatus.UNREACHABLE)
+        for status in (HostStatus.OK, *(s for s in HostStatus if s is not HostStatus.OK))
         if (hosts := report.with_status(status))
     ]
     word = "host" if len(report.hosts) == 1 else "hosts"
@@ -126,7 +135,7 @@ def _row(host: HostRecord) -> TableRow:
 
 def _notes(host: HostRecord) -> str:
     """The knobs by name; reason_lines() has the why of each, once for all hosts that share it."""
-    notes = []
+    notes = [f"repaired: {', '.join(map(short, host.repaired))}"] if host.repaired else []
     for label, reasons in (("see below", host.warnings), ("left alone", host.left_alone)):
         knobs = dict.fromkeys(reason.knob for reason in reasons if reason not in LEFT_ALONE)
         if knobs:
@@ -151,6 +160,71 @@ def reason_lines(report: FleetReport) -> tuple[str, ...]:
     )
 
 
+def told(knobs: Iterable[KnobState], verdict: Verdict) -> str:
+    """'swappiness: 60 now; /etc/…: other content' of the knobs with this verdict; '' of none."""
+    states = [state for state in knobs if state.verdict is verdict]
+    named = [f"{short(state.knob)}: {state.reason}" for state in states[:MOST_NAMES]]
+    more = [f"and {len(states) - MOST_NAMES} more"] if len(states) > MOST_NAMES else []
+    return "; ".join((*named, *more))
+
+
+def short(knob: str) -> str:
+    """A knob as the table names it: of a file in the release, the name in it is enough."""
+    return re.sub(rf"^{layout.RELEASES}/[^/]+/", "", knob)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnobRow:
+    """One knob that is not simply in order, on one host or on several that are alike in it."""
+
+    hosts: str
+    knob: str
+    states: tuple[tuple[str, str], ...]  # ("desired", "10"), ("configured", "60 by /etc/…"), …
+    verdict: str
+    why: str
+
+
+SHOWN = (Verdict.DRIFTED, Verdict.UNKNOWN, Verdict.LIMITED)  # in the table's order
+
+
+def knob_rows(report: FleetReport) -> tuple[KnobRow, ...]:
+    """What an audit's table shows: the drifted first, then by knob. fleet.json has every knob.
+
+    Not of hosts that were never rolled out to: all of them are off there, for one reason.
+    """
+    alike: dict[KnobState, list[str]] = {}
+    for host in sorted(report.hosts, key=lambda host: host.name):
+        for state in () if host.is_new else host.knobs:
+            if state.verdict in SHOWN:
+                alike.setdefault(state, []).append(host.name)
+    ordered = sorted(
+        alike.items(), key=lambda item: (SHOWN.index(item[0].verdict), item[0].knob, item[1])
+    )
+    return tuple(
+        KnobRow(
+            hosts=_names(names, len(report.hosts)),
+            knob=short(state.knob),
+            states=_states(state),
+            verdict=state.verdict.value,
+            why=state.reason or "",
+        )
+        for state, names in ordered
+    )
+
+
+def _states(state: KnobState) -> tuple[tuple[str, str], ...]:
+    """Those that are known. A file is configured by no other, and is what is in force as well."""
+    itself = state.configured_by == state.knob
+    by = None if itself or state.configured_by is None else f"by {short(state.configured_by)}"
+    configured = None if itself else " ".join(filter(None, (state.configured, by)))
+    values = (
+        ("desired", state.desired),
+        ("configured", configured),
+        ("effective", state.effective),
+    )
+    return tuple((name, value) for name, value in values if value)
+
+
 def _names(names: list[str], of_hosts: int) -> str:
     if len(names) == of_hosts > 1:
         return f"all {of_hosts} hosts"
@@ -170,6 +244,8 @@ def _host_json(host: HostRecord) -> dict[str, Any]:
         "reason": host.reason,
         "release": host.release,
         "changed": list(host.changed),
+        "repaired": list(host.repaired),
+        "knobs": [plain(state) for state in host.knobs],
         "ttft_ms": None
         if smoke is None
         else {

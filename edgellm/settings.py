@@ -142,6 +142,15 @@ class Settings:
     scheduling_priority: int = _setting("priority for rr and fifo", default=0, low=0, high=50)
     allow_realtime: bool = _setting("acknowledges that rr/fifo can hang a host", default=False)
     cpu_weight: int = _setting("CPUWeight of edgellm.slice", default=1000, low=1, high=10000)
+    reserve_cpus: bool = _setting(
+        "keep system.slice and user.slice off the server's cores, at least one core left to them",
+        default=False,
+    )
+    cpu_governor: str | None = _setting(
+        "cpufreq governor of all cores; without: left as it is",
+        default=None,
+        choices=("performance", "schedutil", "ondemand", "conservative", "powersave"),
+    )
     numa: str = _setting("bind to NUMA nodes", default="auto", choices=("auto", "off"))
     swappiness: int | None = _setting("vm.swappiness", default=None, low=0, high=200)
     zram: str = _setting("compressed swap in memory", default="auto", choices=("auto", "off"))
@@ -155,8 +164,22 @@ class Settings:
     ttft_budget_ms: int = _setting("median TTFT of a healthy host", default=1500, low=1)
     first_token_deadline_s: int = _setting("longest wait for a first token", default=30, low=1)
     request_deadline_s: int = _setting("longest smoke request", default=120, low=1)
-    smoke_requests: int = _setting("timed requests of the smoke test", default=5, low=1, high=1000)
+    smoke_requests: int = _setting(
+        "timed requests of the smoke test; 0: none, the release is taken as proven",
+        default=5,
+        low=0,
+        high=1000,
+    )
     smoke_max_tokens: int = _setting("tokens of a smoke request", default=24, low=2, high=1024)
+
+    # deploys/tune.py
+    tune_budget_s: int = _setting(
+        "longest time that a host is measured for", default=600, low=60, high=7200
+    )
+    tune_again: bool = _setting("measure also where a result holds already", default=False)
+    tune_while_busy: bool = _setting(
+        "measure also while the live service answers others", default=False
+    )
 
     # Host
     install_packages: bool = _setting(

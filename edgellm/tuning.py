@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import posixpath
 import re
 from dataclasses import dataclass
 
+from edgellm import layout
 from edgellm.cpuset import CpuSet
 from edgellm.errors import ParseError
-from edgellm.hardware import CpuCluster, HostProfile, NumaNode
+from edgellm.hardware import OWN_ZRAM_MANAGER, CpuCluster, CpuFreq, HostProfile, NumaNode
 from edgellm.settings import Settings
 
 
@@ -41,6 +43,10 @@ class Scheduling:
     def chrt_flag(self) -> str:
         """'batch' -> '--batch', as chrt(1) spells it."""
         return f"--{self.policy}"
+
+    @property
+    def is_realtime(self) -> bool:
+        return self.policy in ("rr", "fifo")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +109,11 @@ class TuningPlan:
     worker_cpus: tuple[CpuSet, ...] = ()
     # Set by taskset at exec; None: allowed_cpus or numa holds the server already, or it has all.
     affinity: CpuSet | None = None
+    # AllowedCPUs= of system.slice and user.slice; None: they keep all (reserve_cpus is off, or no)
+    reserved_cpus: CpuSet | None = None
+    cpu_governor: str | None = None  # None: left alone
+    # In layout.SYSCTL_DIR; that of SYSCTL_CONF_LAST to come last
+    sysctl_name: str = posixpath.basename(layout.SYSCTL_CONF)
 
 
 MIB = 1 << 20
@@ -113,6 +124,9 @@ GIB = 1 << 30
 # slower than the others slows all of them (llama.cpp#7176: half the speed with small cores in).
 # Prime and big cores of one chip lie above 0.8 of the fastest, small cores (0.3 to 0.55) below.
 BIG_CORE_FRACTION = 0.8
+# What intel_pstate and amd_pstate offer in active mode: there, powersave scales with the load
+# (kernel docs, admin-guide/pm/intel_pstate).
+PSTATE_GOVERNORS = frozenset({"performance", "powersave"})
 # One prime core beside slightly slower ones (1+3+4 phones): never decode on a single core there.
 MIN_BIG_CORES = 2
 # From here on a core less costs little, and ssh, journald and interrupts keep a place to run.
@@ -120,6 +134,9 @@ HOUSEKEEPING_FROM_CORES = 4
 # Rows of an 896-wide model split further than this are shorter than the barrier between them. A
 # judgement, not a measurement of ours: `threads` overrides it.
 MAX_DECODE_THREADS = 16
+
+# kernel.sched_rt_period_us, its default: a budget as long as it is no budget.
+RT_PERIOD_US = 1_000_000
 
 # --- Memory ---------------------------------------------------------------------------------------
 # 24 blocks x (K and V) x 2 KV heads x 64 values x 2 bytes: the shape of Qwen2.5-0.5B.
@@ -133,6 +150,7 @@ HEADROOM_FRACTION = 0.1
 MIN_HEADROOM_BYTES = 256 * MIB
 # Tried in this order until one fits. Of five clients on 4 slots one waits for a whole answer.
 PARALLEL_SLOTS = (8, 4, 2, 1)
+SLOTS_PER_CORE = 4  # a judgement: with two cores for a worker, memory alone decides
 # llama.cpp's own default is 8192 MiB, more than most of these boards have.
 CACHE_RAM_MIB = 256  # about 21,000 tokens of parked prompts
 CACHE_RAM_FROM_BYTES = 3 * GIB
@@ -149,8 +167,8 @@ SWAPPINESS_OVER_100_SINCE = (5, 8)  # older kernels refuse more than 100
 ZRAM_UP_TO_RAM_BYTES = 4 * GIB  # "4 GB" boards and below; larger ones hold the model many times
 ZRAM_RAM_FRACTION = 0.5  # zram-generator's own default
 ZRAM_PRIORITY = 100  # zram-generator's own default: before any disk swap, whose default is negative
-OWN_SYSCTL_FILE = "90-edgellm.conf"  # sysctl.d files apply in the order of their names
-OWN_ZRAM_MANAGER = "edgellm"  # parse.py's word for our own drop-in or unit
+# The second only where it has to win
+SYSCTL_NAMES = tuple(map(posixpath.basename, (layout.SYSCTL_CONF, layout.SYSCTL_CONF_LAST)))
 
 
 # `systemd-detect-virt --container` says one of these; kernel-wide knobs belong to their host.
@@ -210,9 +228,12 @@ def plan_tuning(profile: HostProfile, settings: Settings) -> TuningPlan:
     use_chrt, scheduling, why_scheduling = plan_scheduling(profile, settings, cpus, packages)
     cpu_weight, why_weight = plan_cpu_weight(profile, settings)
     allowed_cpus, why_allowed = plan_allowed_cpus(profile, cpus)
+    reserved_cpus, why_reserved = plan_reserved_cpus(profile, settings, cpus, allowed_cpus)
     affinity, why_affinity = plan_affinity(profile, cpus, allowed_cpus, numa, use_chrt)
     zram, why_zram = plan_zram(profile, settings)
     swappiness, why_swappiness = plan_swappiness(profile, settings, zram)
+    sysctl_name, why_sysctl_name = plan_sysctl_name(profile, swappiness)
+    cpu_governor, why_governor = plan_cpu_governor(profile, settings)
     omp_wait_policy, why_omp = plan_omp_wait_policy(profile, scheduling, cpu_weight)
     engine = EnginePlan(
         n_threads=n_threads,
@@ -229,13 +250,16 @@ def plan_tuning(profile: HostProfile, settings: Settings) -> TuningPlan:
         cpus=cpus,
         worker_cpus=worker_cpus,
         allowed_cpus=allowed_cpus,
+        reserved_cpus=reserved_cpus,
         affinity=affinity,
         numa=numa,
         use_chrt=use_chrt,
         scheduling=scheduling,
         cpu_weight=cpu_weight,
         limits=limits,
+        cpu_governor=cpu_governor,
         swappiness=swappiness,
+        sysctl_name=sysctl_name,
         zram=zram,
         omp_wait_policy=omp_wait_policy,
         packages=packages,
@@ -246,10 +270,12 @@ def plan_tuning(profile: HostProfile, settings: Settings) -> TuningPlan:
             *why_threads,
             *why_workers,
             *why_allowed,
+            *why_reserved,
             *why_affinity,
             *why_weight,
             *why_scheduling,
             *why_omp,
+            *why_governor,
             *why_nodes,
             *why_numa,
             *why_parallel,
@@ -258,8 +284,9 @@ def plan_tuning(profile: HostProfile, settings: Settings) -> TuningPlan:
             *why_limits,
             *why_zram,
             *why_swappiness,
+            *why_sysctl_name,
             *why_packages,
-            *observations(profile),
+            *observations(profile, cpus),
             *LEFT_ALONE,
         ),
     )
@@ -400,14 +427,15 @@ def plan_workers(
     smallest = worker_bytes(settings, 1, cache_ram_mib)
     by_memory = max(1, memory_budget(profile) // smallest)
     by_cores = max(1, len(physical_cores(profile, cpus)))
-    most = min(by_memory, by_cores, quota_threads(profile) or by_cores)
+    by_cpus = min(by_cores, quota_threads(profile) or by_cores)
+    most = min(by_memory, by_cpus)
     if settings.workers is not None:
         workers = min(settings.workers, most)
         if workers == settings.workers:
             return workers, (_why("workers", f"{workers}: set by the inventory"),)
         text = (
             f"{workers} instead of {settings.workers}: memory carries {by_memory} "
-            f"of {mb(smallest)}, cores and quota carry {min(by_cores, most)}"
+            f"of {mb(smallest)}, cores and quota carry {by_cpus}"
         )
         return workers, (_why("workers", text, warning=True),)
     if len(nodes) < 2:
@@ -494,10 +522,18 @@ def plan_nodes(
 
 
 def real_nodes(profile: HostProfile, cpus: CpuSet) -> tuple[NumaNode, ...]:
-    """Nodes with usable CPUs of their own; emulated nodes share theirs (raspberrypi/linux#6273)."""
+    """Nodes with CPUs and memory that a service may use; a binding to any other is refused.
+
+    Emulated nodes share their CPUs, so they are none (raspberrypi/linux#6273).
+    """
     if not _disjoint(profile.numa_nodes):
         return ()
-    return tuple(n for n in profile.numa_nodes if n.cpus & cpus and n.mem_total_bytes != 0)
+    allowed = profile.cgroup.effective_nodes
+    return tuple(
+        n
+        for n in profile.numa_nodes
+        if n.cpus & cpus and n.mem_total_bytes != 0 and (not allowed or n.node in allowed)
+    )
 
 
 def _disjoint(nodes: tuple[NumaNode, ...]) -> bool:
@@ -604,8 +640,8 @@ def total_memory(profile: HostProfile) -> int:
 
 
 def available_memory(profile: HostProfile) -> int:
-    """MemAvailable as it would be without an edgellm that runs already."""
-    return min(profile.mem_available_bytes + profile.mem_own_bytes, total_memory(profile))
+    """MemAvailable without an edgellm that runs already, the same from run to run."""
+    return min(profile.mem_settled_bytes, total_memory(profile))
 
 
 def memory_budget(profile: HostProfile) -> int:
@@ -640,12 +676,13 @@ def plan_slots(
             return slots, (_why("n_parallel", f"{slots}: set by the inventory"),)
         text = f"{slots} instead of {settings.n_parallel}: {mb(budget)} of memory to spend"
         return slots, (_why("n_parallel", text, warning=True),)
-    by_cores = 4 * len(physical_cores(profile, cpus))
-    slots = next((n for n in PARALLEL_SLOTS if n <= by_cores and fits(n)), 1)
+    cores = len(physical_cores(profile, cpus))
+    by_cpus = SLOTS_PER_CORE * max(1, min(cores, quota_threads(profile) or cores) // workers)
+    slots = next((n for n in PARALLEL_SLOTS if n <= by_cpus and fits(n)), 1)
     if slots == PARALLEL_SLOTS[0]:
         text = f"{slots} requests decode together, each with its own {settings.n_ctx} tokens"
     elif fits(PARALLEL_SLOTS[0]):
-        text = f"{slots}: one core serves no more at a readable pace"
+        text = f"{slots}: the time of one CPU serves no more at a readable pace"
     else:
         text = f"{slots}: {mb(budget)} of memory to spend do not carry more"
     return slots, (_why("n_parallel", text),)
@@ -712,15 +749,8 @@ def plan_limits(
         f"LimitMEMLOCK of {mb(memlock)}: "
         + ("both copies of the model and some slack" if mlock else "the kernel's own default"),
     )
-    return (
-        mlock,
-        Limits(nofile=settings.nofile, memlock_bytes=memlock),
-        (
-            why_mlock,
-            why_memlock,
-            why_nofile,
-        ),
-    )
+    limits = Limits(nofile=settings.nofile, memlock_bytes=memlock)
+    return mlock, limits, (why_mlock, why_memlock, why_nofile)
 
 
 # --- scheduling -----------------------------------------------------------------------------------
@@ -737,16 +767,15 @@ def plan_scheduling(
     policy, priority = settings.scheduling, settings.scheduling_priority
     reasons = []
     if policy in ("rr", "fifo"):
-        refused = None
-        if is_tegra(profile):
-            refused = "real-time throttling does not work on Tegra kernels (linux-tegra-4.9#37)"
-        elif in_container(profile):
-            refused = f"real-time is refused inside {profile.virtualization}"
+        refused = realtime_refused(profile, settings)
         if refused is not None:
             reasons.append(_why("scheduling", f"{policy} -> batch: {refused}", warning=True))
             policy, priority = "batch", 0
         else:
-            text = f"{policy} at priority {priority}, acknowledged by allow_realtime"
+            text = (
+                f"{policy} at priority {priority}, acknowledged by allow_realtime; the host goes "
+                "back to batch by itself unless the roll-out confirms it"
+            )
             if cpus == visible_cpus(profile):
                 text += "; the server may use every CPU: a busy loop takes the host off the air"
             return (
@@ -764,6 +793,81 @@ def plan_scheduling(
     realtime = "rr and fifo need allow_realtime: they can take a host off the air"
     reasons.append(_why("realtime", realtime, left_alone=True))
     return True, Scheduling(policy=policy, priority=priority), tuple(reasons)
+
+
+def realtime_refused(profile: HostProfile, settings: Settings) -> str | None:
+    """Why rr and fifo cannot be had on this host, or None where they can."""
+    if not settings.allow_realtime:  # Settings refuses this too: a host may hang
+        return "allow_realtime does not acknowledge that it can hang the host"
+    if is_tegra(profile):
+        return "real-time throttling does not work on Tegra kernels (linux-tegra-4.9#37)"
+    if in_container(profile):
+        return f"real-time is refused inside {profile.virtualization}"
+    if not settings.holds_model:
+        return "a unit of others has no way back by itself where the host hangs"
+    budget_us = profile.kernel.rt_runtime_us
+    if budget_us is None:
+        return "the kernel does not tell its real-time budget (kernel.sched_rt_runtime_us)"
+    if budget_us < 0 or budget_us >= RT_PERIOD_US:
+        return (
+            f"kernel.sched_rt_runtime_us={budget_us} lets real time take all of a CPU, and with it "
+            "the host; 950000 is the kernel's default"
+        )
+    if budget_us == 0:
+        return "kernel.sched_rt_runtime_us=0 leaves no time at all to real-time tasks"
+    if not profile.tools.realtime_works:
+        text = "chrt --fifo was refused when the host was probed"
+        if profile.cgroup.version == 1:
+            text += ": on cgroup v1 a kernel with RT_GROUP_SCHED gives services no budget"
+        return text
+    return None
+
+
+def plan_cpu_governor(profile: HostProfile, settings: Settings) -> tuple[str | None, Reasons]:
+    """The clock's governor, set only where the inventory asks for one."""
+    wanted, cpufreq = settings.cpu_governor, profile.cpufreq
+    if in_container(profile):
+        text = f"the clock belongs to the kernel that {profile.virtualization} shares"
+        return None, (_governor(text, wanted),)
+    if cpufreq is None:
+        text = "no cpufreq here: firmware or hypervisor rule the clock"
+        return None, (_governor(text, wanted),)
+    now = ", ".join(cpufreq.governors)
+    if wanted is None:
+        return None, (_governor_seen(cpufreq),)
+    if wanted not in cpufreq.available:
+        offered = ", ".join(cpufreq.available) or "none"
+        return None, (_governor(f"{now} stays: the kernel offers {offered}", wanted),)
+    text = f"{wanted} on all cores: set by the inventory"
+    if cpufreq.governors != (wanted,):
+        text += f" (it was {now})"
+    others = []
+    if profile.tools.power_profiles_daemon:
+        others.append("power-profiles-daemon")
+    if profile.tools.tuned_profile is not None:
+        others.append(f"tuned ({profile.tools.tuned_profile})")
+    if others:
+        text += f"; {' and '.join(others)} may set another by its own profile"
+    return wanted, (_why("cpu_governor", text, warning=bool(others)),)
+
+
+def _governor(text: str, wanted: str | None) -> Reason:
+    """A governor that is not set; a warning where one was asked for."""
+    if wanted is None:
+        return _why("cpu_governor", text, left_alone=True)
+    return _why("cpu_governor", f"{wanted} cannot be had: {text}", warning=True)
+
+
+def _governor_seen(cpufreq: CpuFreq) -> Reason:
+    now = ", ".join(cpufreq.governors)
+    if "powersave" not in cpufreq.governors:
+        text = f"{now}, as it is; cpu_governor in the inventory sets another"
+        return _why("cpu_governor", text, left_alone=True)
+    if set(cpufreq.available) <= PSTATE_GOVERNORS:
+        text = f"{now}, as it is: this processor's own powersave follows the load"
+        return _why("cpu_governor", text, left_alone=True)
+    text = f"{now} keeps the clock at its lowest: cpu_governor=schedutil follows the load"
+    return _why("cpu_governor", text, warning=True)
 
 
 def plan_cpu_weight(profile: HostProfile, settings: Settings) -> tuple[int | None, Reasons]:
@@ -792,6 +896,36 @@ def plan_allowed_cpus(profile: HostProfile, cpus: CpuSet) -> tuple[CpuSet | None
         _why("allowed_cpus", _no_controller(profile, "cpuset"), warning=True),
         *reasons,
     )
+
+
+def plan_reserved_cpus(
+    profile: HostProfile, settings: Settings, cpus: CpuSet, allowed_cpus: CpuSet | None
+) -> tuple[CpuSet | None, Reasons]:
+    """AllowedCPUs= of system.slice and user.slice: all cores but ours, where asked for."""
+    if not settings.reserve_cpus:
+        text = (
+            "reserve_cpus is off: keeping others off our cores is harsh, the weight does it when "
+            "needed"
+        )
+        return None, (_why("reserved_cpus", text, left_alone=True),)
+    visible = visible_cpus(profile)
+    # isolcpus= is nobody's: named in a cpuset, tasks would be put there and never moved away.
+    rest = visible - cpus - profile.kernel.isolated_cpus
+    whole = [core for core in physical_cores(profile, visible) if not core - rest]
+    if not whole:
+        text = (
+            f"not reserved: beside {cpus} no whole core is left to system.slice and user.slice; "
+            "cpus in the inventory can leave one"
+        )
+        return None, (_why("reserved_cpus", text, warning=True),)
+    if allowed_cpus is None:
+        text = f"not reserved: {_no_controller(profile, 'cpuset')}"
+        return None, (_why("reserved_cpus", text, warning=True),)
+    text = (
+        f"{rest} for system.slice and user.slice, {cpus} for the server alone: set by the "
+        "inventory (reserve_cpus)"
+    )
+    return rest, (_why("reserved_cpus", text),)
 
 
 def plan_affinity(
@@ -838,7 +972,7 @@ def plan_omp_wait_policy(
     profile: HostProfile, scheduling: Scheduling, cpu_weight: int | None
 ) -> tuple[str | None, Reasons]:
     """PASSIVE only where spinning does harm: it costs some 5 % of TTFT on an idle host."""
-    if scheduling.policy in ("rr", "fifo"):
+    if scheduling.is_realtime:
         return "PASSIVE", (_why("omp_wait_policy", "PASSIVE: real-time threads must not spin"),)
     if profile.cgroup.quota_cpus is not None:
         return "PASSIVE", (_why("omp_wait_policy", "PASSIVE: spinning would use up the CFS quota"),)
@@ -921,10 +1055,6 @@ def plan_swappiness(
             "then /etc/sysctl.d again (reapply_sysctl=1, its default): the value there wins"
         )
         reasons.append(_why("tuned", text))
-    later = [p for p in profile.swappiness_files if p.rpartition("/")[2] > OWN_SYSCTL_FILE]
-    if later:
-        text = f"{', '.join(later)} sets it again at boot, after our {OWN_SYSCTL_FILE}: remove it"
-        reasons.append(_why("swappiness", text, warning=True))
     disk = [s.path for s in profile.swaps if not s.is_zram]
     kept_zram = any(s.is_zram for s in profile.swaps) and (
         profile.tools.zram_manager != OWN_ZRAM_MANAGER
@@ -947,6 +1077,26 @@ def plan_swappiness(
         value = SWAPPINESS_DISK
         text = f"{value}: no swap now, so without effect; right the day a disk swap is added"
     return value, (_why("swappiness", text, warning=warning), *reasons)
+
+
+def plan_sysctl_name(profile: HostProfile, swappiness: int | None) -> tuple[str, Reasons]:
+    """Our file's name in /etc/sysctl.d: systemd-sysctl applies files in the order of their names,
+    whatever their directories, and the last one wins (sysctl.d(5))."""
+    first, last = SYSCTL_NAMES
+    names = {path: posixpath.basename(path) for path in profile.swappiness_files}
+    later = [path for path, name in names.items() if name > first]
+    if swappiness is None or not later:
+        return first, ()
+    beaten = [path for path in later if names[path] < last]
+    lasting = [path for path in later if names[path] > last]
+    reasons = []
+    if beaten:
+        text = f"{last}: {', '.join(beaten)} sets vm.swappiness too, and would win over {first}"
+        reasons.append(_why("sysctl_name", text))
+    if lasting:
+        text = f"{', '.join(lasting)} sets vm.swappiness again at boot, after ours: remove it"
+        reasons.append(_why("sysctl_name", text, warning=True))
+    return last if beaten else first, tuple(reasons)
 
 
 # --- packages -------------------------------------------------------------------------------------
@@ -987,9 +1137,18 @@ def missing_tools(profile: HostProfile, settings: Settings) -> tuple[str, ...]:
 # --- what is seen and what is left alone ----------------------------------------------------------
 
 
-def observations(profile: HostProfile) -> Reasons:
+def observations(profile: HostProfile, cpus: CpuSet) -> Reasons:
     """What the operator should know of a host, though no knob of ours changes it."""
     reasons = []
+    if profile.tools.irqbalance and cpus != visible_cpus(profile):
+        text = (
+            f"it may put interrupts on our cores: IRQBALANCE_BANNED_CPULIST={cpus} in "
+            "/etc/default/irqbalance (/etc/sysconfig/irqbalance with dnf) keeps them off"
+        )
+        reasons.append(_why("irqbalance", text))
+    if profile.tools.power_profiles_daemon:
+        text = "it rules the clock by its own profile: powerprofilesctl set performance keeps it up"
+        reasons.append(_why("power_profiles_daemon", text))
     health = profile.health
     if health.throttled_flags:
         now = [w for bit, w in THROTTLE_BITS.items() if health.throttled_flags & 1 << bit]
@@ -1017,7 +1176,6 @@ LEFT_ALONE: Reasons = tuple(
     Reason(knob=knob, text=text, left_alone=True)
     for knob, text in (
         ("cpu_quota", "a quota (docker --cpus) is a hard stop; weight and cpuset share instead"),
-        ("exclusive_cpus", "keeping others off our cores is harsh: the weight does it when needed"),
         ("cpu_online", "small cores stay on line: the cpuset keeps decode off them"),
         ("nice", "under autogroup nice counts only inside one session; CPUWeight does not"),
         ("omp_num_threads", "the engine sets its own thread count; 1 would cripple one prompt"),

@@ -44,6 +44,8 @@ threads = None
 workers = None
 scheduling = "batch"
 cpu_weight = 1000  # of edgellm.slice, against 100 of everything else: the lever under load
+reserve_cpus = False  # True: system.slice and user.slice keep off the server's cores
+cpu_governor = None  # "performance": of all cores, at boot and now; None: as it is
 swappiness = None
 zram = "auto"
 

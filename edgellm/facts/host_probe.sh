@@ -12,10 +12,14 @@ export LC_ALL PATH
 section() { printf '@@ %s\n' "$1"; }
 have() { command -v "$1" >/dev/null 2>&1; }
 
-# CPUs this shell may run on: the CPU for trying numactl.
+# CPU and memory nodes that this shell may use, for trying numactl: it refuses any other.
 first_cpu=0
+nodes=0
 while read -r key value; do
-  case $key in Cpus_allowed_list:) first_cpu=${value%%[,-]*} ;; esac
+  case $key in
+    Cpus_allowed_list:) first_cpu=${value%%[,-]*} ;;
+    Mems_allowed_list:) nodes=$value ;;
+  esac
 done </proc/self/status
 
 # Where systemd's tree of services begins: the parent of pid 1's /init.scope. From there up to the
@@ -73,6 +77,8 @@ probe() {
     /sys/devices/system/cpu/cpu[0-9]*/cpu_capacity \
     /sys/devices/system/cpu/cpu[0-9]*/cpufreq/cpuinfo_max_freq \
     /sys/devices/system/cpu/cpu[0-9]*/topology/thread_siblings_list \
+    /sys/devices/system/cpu/cpufreq/policy[0-9]*/scaling_governor \
+    /sys/devices/system/cpu/cpufreq/policy[0-9]*/scaling_available_governors \
     /sys/devices/cpu_core/cpus /sys/devices/cpu_atom/cpus \
     /sys/devices/system/node/node[0-9]*/cpulist \
     /sys/block/zram*/disksize /sys/block/zram*/comp_algorithm \
@@ -80,6 +86,7 @@ probe() {
     /sys/class/thermal/thermal_zone*/temp \
     /sys/devices/platform/soc/soc:firmware/get_throttled \
     /sys/fs/selinux/enforce \
+    /proc/sys/kernel/sched_rt_runtime_us \
     /proc/sys/vm/swappiness
   section node_meminfo
   grep -s MemTotal /sys/devices/system/node/node[0-9]*/meminfo
@@ -99,7 +106,7 @@ probe() {
   section cgroup
   cgroup_files
   section pid1_cpus
-  grep '^Cpus_allowed_list' /proc/1/status
+  grep -E '^(Cpus|Mems)_allowed_list' /proc/1/status
   section psi
   [ -e /proc/pressure/cpu ] && echo yes
   section zram_module
@@ -133,14 +140,17 @@ probe() {
   have python3 &&
     python3 -I -S -c 'import sys; print("python3 %d.%d.%d" % sys.version_info[:3])'
   [ -d /run/systemd/system ] && have systemctl && systemctl --version | head -n 1
-  have chrt && echo chrt
+  have chrt && echo chrt && chrt -f 1 true && echo realtime_works
+  for name in irqbalance power-profiles-daemon; do
+    # What runs has a cgroup: v2, v1 and hybrid
+    for root in /sys/fs/cgroup /sys/fs/cgroup/systemd; do
+      [ -d "$root/system.slice/$name.service" ] && echo "$name" && break
+    done
+  done
   for manager in apt-get dnf; do have "$manager" && echo "$manager"; done
   if have numactl; then
     echo numactl
     set -- "--physcpubind=$first_cpu"
-    # nodes by has_normal_memory: "0-1"; one node prints "0"
-    read -r nodes </sys/devices/system/node/has_normal_memory ||
-      read -r nodes </sys/devices/system/node/has_memory
     case $nodes in *[,-]*) set -- "$@" "--membind=$nodes" ;; esac
     numactl "$@" true && echo numactl_works
   fi
@@ -175,6 +185,11 @@ probe() {
       mine && name == "VmRSS" { rss = $2 }
       mine && name == "RssAnon" { held += locked > 0 ? rss : $2 }
       END { if (held) print held }'
+  section recorded
+  # A file cut short has no newline at its end, and must not take the next section with it
+  [ -r /opt/edgellm/recorded.json ] && { cat /opt/edgellm/recorded.json; echo; }
+  section measured
+  [ -r /opt/edgellm/measured.json ] && { cat /opt/edgellm/measured.json; echo; }
   section end
 }
 

@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from pyinfra.api import FactBase, StringCommand
+from pyinfra.api import StringCommand
 
-from edgellm.facts.reading import unreadable
+from edgellm.facts.reading import FactByItem, unreadable
+from edgellm.observed import PathState as PathState  # as its readers know it
 from edgellm.remote import json_answer, script_command
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PathState:
-    """`kind`: file, directory, link, other, absent; the rest is None where it has no meaning."""
-
-    kind: str
-    mode: str | None = None  # "0644"
-    owner: str | None = None
-    group: str | None = None
-    sha256: str | None = None  # of a file
-    target: str | None = None  # of a link
-
-
-class PathStates(FactBase[dict[str, PathState]]):
+class PathStates(FactByItem[PathState]):
     """{path: PathState} for each path asked for. Reads each file whole: for small files only."""
+
+    @classmethod
+    def items(cls, paths: tuple[str, ...]) -> dict[str, str]:
+        return {path: "" for path in paths}
 
     def command(self, paths: tuple[str, ...]) -> StringCommand:
         return script_command("path_states", list(paths))
@@ -39,8 +31,16 @@ class PathStates(FactBase[dict[str, PathState]]):
         )
 
 
-class ArtifactsWhole(FactBase[dict[str, bool]]):
-    """{path: whole} for models (path -> sha256) and runtimes (directory -> id), by manifest."""
+class ArtifactsWhole(FactByItem[bool]):
+    """{path: whole} for models (path -> sha256) and runtimes (directory -> id).
+
+    Reads them whole, when nothing else wants the CPU: 400 MB in 0.3 s (x86-64 with SHA
+    instructions) to 4 s (Cortex-A72 without).
+    """
+
+    @classmethod
+    def items(cls, models: dict[str, str], runtimes: dict[str, str]) -> dict[str, str]:
+        return {**models, **runtimes}
 
     def command(self, models: dict[str, str], runtimes: dict[str, str]) -> StringCommand:
         return script_command("artifact_states", {"models": models, "runtimes": runtimes})

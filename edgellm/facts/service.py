@@ -9,30 +9,12 @@ from pyinfra.api import FactBase, StringCommand
 from edgellm import layout
 from edgellm.facts.paths import one_json_object
 from edgellm.layout import CURRENT, INSTALL_DIR, PREVIOUS, RELEASES, UNIT_DIR, UNITS
+from edgellm.observed import ServiceState as ServiceState
 from edgellm.remote import script_command
 
 UNIT = "edgellm.service"
 SOCKET = "edgellm.socket"
 SLICE = "edgellm.slice"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceState:
-    """`running_release` comes from the environment of the running process, not from a file."""
-
-    active: bool  # it has a main process; also while that still loads its model
-    enabled: bool
-    socket_active: bool
-    socket_enabled: bool
-    # The socket in force is not the one of the unit file, or the process was started without it
-    socket_stale: bool
-    needs_daemon_reload: bool
-    running_release: str | None
-    current_release: str | None  # where /opt/edgellm/current points; None: to no release of ours
-    previous_release: str | None
-    runs_replaced_files: bool = (
-        False  # it maps a model or a library that is no longer the one there
-    )
 
 
 class Service(FactBase[ServiceState]):

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from pyinfra.api import FactBase, StringCommand
 
 from edgellm import layout
 from edgellm.facts.paths import one_json_object
+from edgellm.observed import UpstreamState as UpstreamState
 from edgellm.remote import script_command
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpstreamState:
-    """`tuning` is what the main process was started with: None without one, "" untuned."""
-
-    known: bool  # systemd has a unit of that name
-    active: bool
-    needs_daemon_reload: bool
-    drop_in_sha256: str | None  # of our drop-in; None: it has none
-    tuning: str | None
 
 
 class UpstreamUnits(FactBase[dict[str, UpstreamState]]):

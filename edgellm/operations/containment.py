@@ -15,15 +15,18 @@ from typing import TYPE_CHECKING, Any
 from paramiko import SSHException
 from pyinfra import host as current_host
 from pyinfra import logger
+from pyinfra import state as pyinfra_state
 from pyinfra.api import FunctionCommand, StringCommand, operation
 from pyinfra.api.arguments import CONNECTOR_ARGUMENT_KEYS, ConnectorArguments
 from pyinfra.api.arguments_typed import PyinfraOperation
 from pyinfra.api.exceptions import PyinfraError
 from pyinfra.connectors.util import CommandOutput
+from pyinfra.context import ctx_host
 from typing_extensions import ParamSpec
 
 from edgellm import recorder
 from edgellm.errors import EdgellmError
+from edgellm.facts import reading
 
 if TYPE_CHECKING:
     from pyinfra.api import Host, State
@@ -35,13 +38,15 @@ SUDO_PASSWORD_VARIABLE = "EDGELLM_SUDO_PASSWORD"  # read by inventories/factory.
 
 
 def host_operation() -> Callable[[Callable[P, Generator[Any]]], PyinfraOperation[P]]:
-    """`pyinfra.api.operation`, contained."""
+    """`pyinfra.api.operation`, contained. Its commands end what was read of the host before."""
 
     def decorate(function: Callable[P, Generator[Any]]) -> PyinfraOperation[P]:
         @wraps(function)
         def contained(*args: P.args, **kwargs: P.kwargs) -> Generator[Any]:
             try:
                 for command in function(*args, **kwargs):
+                    if pyinfra_state.is_executing:  # else only whether there is one is looked at
+                        reading.forget(ctx_host.get())
                     yield _contained(command)
             except Exception as error:
                 yield FunctionCommand(fail, (as_edgellm_error(error),), {})

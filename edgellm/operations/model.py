@@ -15,9 +15,9 @@ from edgellm.operations.transfer import Transfer, send
 
 @host_operation()
 def present(transfer: Transfer) -> Generator[FunctionCommand]:
-    """The file of `transfer` is at its path, by the manifest of when it was verified there.
+    """The file of `transfer` is at its path, untouched since it was verified there, and unrotten.
 
-    An unchanged file is neither sent nor read.
+    Else it is sent; one that was only touched is verified where it is.
     """
     whole = read(ArtifactsWhole, models={transfer.path: transfer.sha256}, runtimes={})
     if whole[transfer.path]:

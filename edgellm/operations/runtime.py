@@ -30,31 +30,45 @@ def present(transfer: Transfer, directory: str, runtime_id: str) -> Generator[Fu
     if whole[directory]:
         host.noop(f"{directory} already complete")
         return
-    arguments = connector_arguments(host)
-    yield FunctionCommand(contained_call, (send, (transfer, arguments)), {})
     yield FunctionCommand(
-        contained_call, (unpack, (transfer.path, directory, runtime_id, arguments)), {}
+        contained_call, (place, (transfer, directory, runtime_id, connector_arguments(host))), {}
     )
 
 
-def unpack(
+def place(
     state: State,
     host: Host,
-    archive: str,
+    transfer: Transfer,
     directory: str,
     runtime_id: str,
     arguments: dict[str, Any],
 ) -> None:
-    """Unpacks beside the directory, runs the self check, renames. Raises EdgellmError."""
-    job = {"archive": archive, "directory": directory, "id": runtime_id}
+    """Sends it, unpacks it and runs it once. Raises EdgellmError.
+
+    Where only the host's Python was updated it is there already, and is run once more.
+    """
+    job: dict[str, Any] = {"archive": None, "directory": directory, "id": runtime_id}
+    if run_once(host, job, arguments):
+        return
+    send(state, host, transfer, arguments)
+    if not run_once(host, {**job, "archive": transfer.path}, arguments):
+        raise _unable(host, runtime_id, {"error": f"{transfer.path} was not unpacked"})
+
+
+def run_once(host: Host, job: dict[str, Any], arguments: dict[str, Any]) -> bool:
+    """unpack_runtime's `job`; False where there is nothing to run yet. Raises EdgellmError."""
     _, output = host.run_shell_command(
         script_command("unpack_runtime", job), **{**arguments, "_timeout": UNPACK_WITHIN_S}
     )
     answer = json_answer(output.stdout_lines)
     if answer is None:
         answer = {"kind": "os", "error": " ".join(output.stderr_lines)[:400]}
-    if answer.get("ok") is True:
-        return
+    if answer.get("ok") is not True and answer.get("kind") != "bytes":
+        raise _unable(host, job["id"], answer)
+    return answer.get("ok") is True
+
+
+def _unable(host: Host, runtime_id: str, answer: dict[str, Any]) -> EdgellmError:
     kind = answer.get("kind")
     if kind == "signal":
         name = _signal_name(answer["signal"])
@@ -72,7 +86,7 @@ def unpack(
             if kind == "selfcheck"
             else "free space and permissions under /opt/edgellm, then run again"
         )
-    raise EdgellmError(
+    return EdgellmError(
         host=host.name,
         what=f"runtime {runtime_id}",
         want="a self check that passes on this host before anything uses the runtime",

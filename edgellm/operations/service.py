@@ -11,36 +11,65 @@ from pyinfra import state as pyinfra_state
 from pyinfra.api import QuoteString, StringCommand
 from pyinfra.operations import server
 
-from edgellm import recorder
+from edgellm import drift, recorder
 from edgellm.errors import EdgellmError
+from edgellm.facts.account import AccountState, ServiceAccount
+from edgellm.facts.effective import Effective
 from edgellm.facts.installed import Installed
+from edgellm.facts.paths import PathStates
 from edgellm.facts.reading import read
 from edgellm.facts.service import SLICE, SOCKET, UNIT, ReleaseUnits, Service
-from edgellm.layout import CURRENT, DROP_IN, PREVIOUS, STATE_DIR, UNIT_DIR, USER
+from edgellm.layout import (
+    CURRENT,
+    DROP_IN,
+    PREVIOUS,
+    REALTIME_CONFIRMED,
+    REALTIME_TRIAL,
+    STATE_DIR,
+    UNIT_DIR,
+    USER,
+)
 from edgellm.operations import upstream
 from edgellm.operations.containment import host_operation
+from edgellm.tuning import TuningPlan
 
 # A roll-back has no smoke test after it: it waits for the release to be ready itself. The slowest
 # card seen takes a third of this.
 READY_WITHIN_S = 600
+# Real time ends this long after the smoke test must have: for the rest of the run to confirm it.
+GUARD_SLACK_S = 120
+GUARD = "edgellm-realtime-guard"
+ACCOUNT = AccountState(
+    home=STATE_DIR, shell=drift.ACCOUNT_SHELL, comment=drift.ACCOUNT_COMMENT, group=USER
+)
+HOME = ("directory", USER, USER)
 
 
 @host_operation()
 def account_present() -> Generator[Any]:
     """The system account that the server runs as; it owns nothing and cannot log in."""
+    home = read(PathStates, paths=(STATE_DIR,))[STATE_DIR]
+    if read(ServiceAccount) == ACCOUNT and (home.kind, home.owner, home.group) == HOME:
+        host.noop(f"account {USER} already as planned")
+        return
     yield from server.user._inner(
         user=USER,
         system=True,
-        home=STATE_DIR,
+        home=ACCOUNT.home,
         create_home=False,
-        shell="/usr/sbin/nologin",
-        comment="edgellm server",
+        shell=ACCOUNT.shell,
+        comment=ACCOUNT.comment,
     )
 
 
 @host_operation()
 def running(
-    release_id: str, repaired: Callable[[], bool] | None = None
+    release_id: str,
+    plan: TuningPlan,
+    upstream_unit: str | None = None,
+    repaired: Callable[[], bool] | None = None,
+    guard_s: int = READY_WITHIN_S,
+    own_app: bool = False,
 ) -> Generator[StringCommand]:
     """`current` points to the release, and the enabled, active service runs it, on its socket.
 
@@ -50,10 +79,17 @@ def running(
     Whether it runs it is read from the process itself, so that a run that was cut between the
     flip and the restart is mended by the next one. `repaired`: whether this run has placed what
     the process reads at its start; it may run with what somebody had made of that, or without it.
+    So is how it runs: what somebody has set on the running process, on its slice or by a drop-in
+    goes. Where the plan has real time, a host that is not confirmed within `guard_s` goes back to
+    normal scheduling by itself.
     """
-    state = read(Service)
+    state, effective = read(Service), read(Effective)
+    process = drift.process_states(plan, effective, own_app=own_app)
+    drop_ins = drift.removable_drop_ins(effective)
     stale = False
-    if state.needs_daemon_reload:
+    if drop_ins:
+        yield upstream.removal(drop_ins)
+    if state.needs_daemon_reload or drop_ins:
         stale = True
         yield StringCommand("systemctl", "daemon-reload")
     if state.current_release != release_id:
@@ -69,12 +105,47 @@ def running(
     )
     with_socket = state.socket_stale or not state.socket_active
     runs_it = state.active and state.running_release == release_id and not runs_other_files
-    if with_socket or not runs_it:
+    trial = plan.use_chrt and plan.scheduling.is_realtime
+    trial = trial and effective.realtime_confirmed != release_id
+    if trial:
+        yield guarded(release_id, guard_s)
+    if with_socket or not runs_it or trial or drift.needs_restart(process):
         stale = True
-        yield from restart(with_socket=with_socket)
+        slice_off = state.active and drift.needs_slice_stopped(process)
+        yield from restart(with_socket=with_socket, with_slice=slice_off)
+        if slice_off and upstream_unit is not None:  # it was in the slice
+            yield StringCommand("systemctl", "start", "--no-block", QuoteString(upstream_unit))
     recorder.note_release(host, release_id)
     if not stale:
         host.noop(f"{UNIT} already runs release {release_id}")
+
+
+def guarded(release_id: str, within_s: int) -> StringCommand:
+    """Real time may be tried, by a host that ends the trial itself unless it is confirmed.
+
+    In one line, and before the restart: there is no real time without the timer. At most one is
+    pending, and it does nothing where the trial is over.
+    """
+    over = (
+        f"test -e {REALTIME_TRIAL} || exit 0; rm -f {REALTIME_TRIAL}; "
+        f"systemctl restart --no-block {UNIT}"
+    )
+    return StringCommand(
+        f"systemctl stop {GUARD}.timer 2>/dev/null;",
+        *("systemd-run", "--quiet", "--collect", f"--unit={GUARD}", f"--on-active={within_s}"),
+        *("--timer-property=AccuracySec=1s", "/bin/sh", "-c", QuoteString(over)),
+        f"&& echo {release_id} | install -m 0644 /dev/stdin {REALTIME_TRIAL}",
+    )
+
+
+def confirmation(release_id: str) -> StringCommand:
+    """The release runs in real time from now on, also after a boot; nothing ends it."""
+    new = f"{REALTIME_CONFIRMED}.new"
+    return StringCommand(
+        f"echo {release_id} | install -m 0644 /dev/stdin {new} && sync {new} &&",
+        f"mv -f {new} {REALTIME_CONFIRMED} && rm -f {REALTIME_TRIAL};",
+        f"systemctl stop {GUARD}.timer 2>/dev/null || true",
+    )
 
 
 @host_operation()
@@ -88,6 +159,8 @@ def stopped() -> Generator[StringCommand]:
         yield StringCommand("systemctl", "disable", "--now", *units)
         # systemd keeps an empty slice, with its cgroup, until it is told to stop it
         yield StringCommand("systemctl", "stop", SLICE)
+        # A trial of real time that was under way when somebody gave up
+        yield StringCommand("systemctl", "stop", f"{GUARD}.timer", "2>/dev/null", "||", "true")
     else:
         host.noop(f"{UNIT} and {SOCKET} are neither active nor enabled")
 
@@ -95,10 +168,10 @@ def stopped() -> Generator[StringCommand]:
 @host_operation()
 def account_absent() -> Generator[Any]:
     """The system account is gone, and its group with it."""
-    commands = list(server.user._inner(user=USER, present=False))
-    if not commands:
+    if not read(ServiceAccount).is_there:
         host.noop(f"account {USER} already absent")
-    yield from commands
+        return
+    yield from server.user._inner(user=USER, present=False)
 
 
 @host_operation()
@@ -164,16 +237,21 @@ def releases_pruned(keep: int) -> Generator[StringCommand]:
         host.noop(f"{len(installed.releases)} releases, none to prune")
 
 
-def restart(*, with_socket: bool, ready_within_s: int | None = None) -> Generator[StringCommand]:
+def restart(
+    *, with_socket: bool, with_slice: bool = False, ready_within_s: int | None = None
+) -> Generator[StringCommand]:
     """Also of a unit that had given up (StartLimitBurst), which would refuse it.
 
     Waits until the old process has ended its answers, so that nobody takes it for the new one; the
     socket keeps who connects meanwhile, unless it is restarted as well (`with_socket`). Waits for
-    the new one to be ready only within `ready_within_s`, where that is given.
+    the new one to be ready only within `ready_within_s`, where that is given. `with_slice`: the
+    slice's cgroup is made anew, which keeps what somebody wrote into it.
     """
     yield StringCommand("systemctl", "reset-failed", UNIT, SOCKET, "2>/dev/null", "||", "true")
     # In one line: a link that is lost after the stop does not keep the start from following.
     bits = ["systemctl", "stop", UNIT, ";"]
+    if with_slice:
+        bits += ["systemctl", "stop", SLICE, ";"]
     if with_socket:
         # A port that is taken is told by the smoke test, and undone by its roll-back.
         bits += ["systemctl", "restart", SOCKET, ";"]

@@ -19,6 +19,7 @@ from pyinfra.api.exceptions import ConnectError, PyinfraError
 from pyinfra.connectors.util import make_unix_command_for_host
 
 from edgellm.errors import EdgellmError
+from edgellm.facts import reading
 from edgellm.remote import script_command
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ class Transfer:
 
     def answer_within_s(self, action: str) -> int:
         """A receiver that says nothing for longer sits behind a dead link."""
-        reading_s = self.size_bytes / SLOWEST_DISK_BYTES_S if action == "finish" else 0
+        # "offset" reads what is there already, "finish" what has come
+        reading_s = 0 if action == "append" else self.size_bytes / SLOWEST_DISK_BYTES_S
         return int(ANSWER_S + reading_s)
 
 
@@ -164,7 +166,7 @@ def _append(
         return
     if offset:
         host.log(f"{transfer.label}: resuming at {_mb(offset)}")
-    unix_command = make_unix_command_for_host(state, host, command, **_unix_arguments(arguments))
+    unix_command = make_unix_command_for_host(state, host, command, **unix_arguments(arguments))
     try:
         channel = client.get_transport().open_session(timeout=STALL_S)
         channel.settimeout(STALL_S)
@@ -191,7 +193,7 @@ def _append(
         raise LinkLost(_words(error)) from None
 
 
-def _unix_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
+def unix_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
     """Without the arguments that speak of running a command, not of wrapping it."""
     control = ("_success_exit_codes", "_timeout", "_get_pty", "_stdin")
     return {key: value for key, value in arguments.items() if key not in control}
@@ -199,6 +201,7 @@ def _unix_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
 
 def _reconnect(host: Host) -> None:
     """A new connection in the old one's place; the next command tells whether it works."""
+    reading.forget(host)  # it may have booted meanwhile
     try:
         host.connector.disconnect()
         host.connector.connect()

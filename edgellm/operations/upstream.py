@@ -89,7 +89,7 @@ def removal(drop_ins: Iterable[str]) -> StringCommand:
         "rmdir",
         "--ignore-fail-on-non-empty",
         "--",
-        *(QuoteString(posixpath.dirname(place)) for place in places),
+        *map(QuoteString, dict.fromkeys(posixpath.dirname(place) for place in places)),
     )
 
 

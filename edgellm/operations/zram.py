@@ -10,6 +10,7 @@ from pyinfra import host
 from pyinfra.api import StringCommand
 
 from edgellm import layout
+from edgellm.facts.paths import PathStates
 from edgellm.facts.reading import read
 from edgellm.facts.zram import OwnZram, OwnZramState
 from edgellm.operations.containment import host_operation
@@ -54,12 +55,25 @@ def in_force(plan: ZramPlan) -> Generator[StringCommand]:
 
 
 @host_operation()
-def own_absent() -> Generator[StringCommand]:
-    """Our zram swap is off and will stay off; others' are left alone."""
-    if _state(OWN).enabled:
-        yield StringCommand("systemctl", "disable", "--now", OWN.name)
-    else:
-        host.noop("no zram swap of ours")
+def own_absent(planned: ZramPlan | None = None) -> Generator[StringCommand]:
+    """No zram swap of ours is on, or comes on at boot, but the planned one; others' are left alone.
+
+    Before the files of those that are not planned are removed: systemd stops what it knows.
+    """
+    kept = None if planned is None else unit_of(planned)
+    stale = False
+    if kept != OWN:
+        own = _state(OWN)
+        if own.enabled or own.size_bytes is not None:
+            stale = True
+            yield StringCommand("systemctl", "disable", "--now", OWN.name)
+    if kept != GENERATED:
+        states = read(PathStates, paths=(layout.ZRAM_GENERATOR_CONF,))
+        if states[layout.ZRAM_GENERATOR_CONF].kind != "absent":
+            stale = True
+            yield StringCommand("systemctl", "stop", f"dev-{GENERATED.device}.swap", GENERATED.name)
+    if not stale:
+        host.noop("no zram swap of ours beside the plan")
 
 
 def _state(unit: ZramUnit) -> OwnZramState:

@@ -4,7 +4,6 @@
 #   action "finish": checks size and digest, syncs, renames into place, writes the manifest
 # The part file lies beside its place: same file system, so that the rename is atomic.
 import fcntl
-import hashlib
 import json
 import os
 import select
@@ -12,7 +11,7 @@ import shutil
 import sys
 from typing import Any, NoReturn
 
-from edgellm.remote.wholeness import manifest_of, model_is_whole
+from edgellm.remote.wholeness import digest_of, is_untouched, manifest_of, model_is_whole
 
 STALL_S = 45
 job = json.loads(sys.argv[1])
@@ -36,11 +35,11 @@ def has_the_size() -> bool:
     return os.path.isfile(path) and not os.path.islink(path) and os.stat(path).st_size == size_bytes
 
 
-if job["action"] != "append" and model_is_whole(path, job["sha256"]):
-    print(json.dumps({"ok": True, "offset": size_bytes}))
-    sys.exit(0)
-
 try:
+    untouched = job["action"] != "append" and is_untouched(path, job["sha256"])
+    if untouched and model_is_whole(path, job["sha256"]):
+        print(json.dumps({"ok": True, "offset": size_bytes}))
+        sys.exit(0)
     os.makedirs(directory, mode=0o755, exist_ok=True)
     file = open(part, "a+b")  # noqa: SIM115 - its lock is held until the process ends
     try:
@@ -52,8 +51,9 @@ try:
         fail("locked")
     here = file.seek(0, os.SEEK_END)
     if job["action"] == "offset":
-        if here == 0 and has_the_size():
-            # Touched, or open to others, since it was verified: verify it again before sending it
+        if here == 0 and has_the_size() and not untouched:
+            # Touched, or open to others, since it was verified: verify it again before sending it.
+            # One that has rotted untouched stays until the new one takes its place.
             os.rename(path, part)
             here = size_bytes
         if here > size_bytes:
@@ -73,13 +73,10 @@ try:
     elif here != size_bytes:
         fail("short", offset=here)
     else:
-        digest = hashlib.sha256()
-        file.seek(0)
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-        if digest.hexdigest() != job["sha256"]:
+        digest = digest_of(part)
+        if digest != job["sha256"]:
             os.unlink(part)
-            fail("digest", have=digest.hexdigest())
+            fail("digest", have=digest)
         os.fchmod(file.fileno(), 0o644)
         if os.geteuid() == 0:
             os.fchown(file.fileno(), 0, 0)

@@ -29,7 +29,9 @@ for source in glob.glob(os.path.join(glob.escape(asked["release"]), asked["drop_
 installed = [os.path.join(asked["unit_dir"], unit) for unit in asked["units"]]
 installed += [
     place
-    for place in glob.glob(os.path.join(glob.escape(asked["unit_dir"]), "*.d", asked["drop_in"]))
+    for place in glob.glob(
+        os.path.join(glob.escape(asked["unit_dir"]), "*.service.d", asked["drop_in"])
+    )
     if (content(place) or b"").startswith(asked["mark"].encode())
 ]
 print(

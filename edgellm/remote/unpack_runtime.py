@@ -1,5 +1,7 @@
 # argv[1]: JSON {archive, directory, id}. Unpacks beside its place, runs it once, renames it into
-# place: a runtime that cannot run on this host never gets its final name.
+# place: a runtime that cannot run on this host never gets its final name. Without an archive (null)
+# it runs the one that is there once more, as after an update of the host's Python, if that has the
+# right bytes: else {"ok": false, "kind": "bytes"}.
 import json
 import os
 import shutil
@@ -9,7 +11,7 @@ import tarfile
 import zlib
 from typing import Any, NoReturn
 
-from edgellm.remote.wholeness import fingerprint
+from edgellm.remote.wholeness import completion, has_right_bytes
 
 job = json.loads(sys.argv[1])
 directory = job["directory"]
@@ -22,7 +24,7 @@ def fail(kind: str, **more: Any) -> NoReturn:
     sys.exit(0)
 
 
-try:
+def unpack() -> None:
     shutil.rmtree(staging, ignore_errors=True)
     os.mkdir(staging, 0o755)
     with tarfile.open(job["archive"]) as archive:
@@ -34,10 +36,15 @@ try:
             member.uid = member.gid = 0
             member.uname = member.gname = "root"
             archive.extract(member, staging)
+
+
+def run_once(place: str) -> dict[str, Any]:
+    """What the self check says."""
     check = subprocess.run(
-        [sys.executable, "-s", "-m", "edgellm_server.selfcheck"],
-        cwd=staging,
-        env={"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "PYTHONPATH": staging},
+        # -B: its bytecode would be root's, under the name of this Python alone
+        [sys.executable, "-B", "-s", "-m", "edgellm_server.selfcheck"],
+        cwd=place,
+        env={"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "PYTHONPATH": place},
         capture_output=True,
         text=True,
         timeout=300,
@@ -53,16 +60,33 @@ try:
     if check.returncode != 0 or said.get("ok") is not True:
         lines = (said.get("error") or check.stderr.strip() or "no output").splitlines()
         fail("selfcheck", error=lines[-1][:400])
-    for cached in [path for path, _, _ in os.walk(staging) if path.endswith("__pycache__")]:
-        shutil.rmtree(cached)
-    with open(os.path.join(staging, ".complete"), "w") as file:
-        file.write(job["id"] + " " + fingerprint(staging) + "\n")
+    return said
+
+
+def write_completion(place: str) -> None:
+    partial = os.path.join(place, ".complete.new")
+    text = completion(place, job["id"])
+    with open(partial, "w") as file:
+        file.write(text)
+    os.rename(partial, os.path.join(place, ".complete"))
     os.sync()
-    shutil.rmtree(directory, ignore_errors=True)
-    os.rename(staging, directory)
-    for name in (job["archive"], job["archive"] + ".manifest.json"):
-        os.unlink(name)
-    os.sync()
+
+
+try:
+    if job["archive"] is None:
+        if not has_right_bytes(directory, job["id"]):
+            fail("bytes")
+        said = run_once(directory)
+        write_completion(directory)
+    else:
+        unpack()
+        said = run_once(staging)
+        write_completion(staging)
+        shutil.rmtree(directory, ignore_errors=True)
+        os.rename(staging, directory)
+        for name in (job["archive"], job["archive"] + ".manifest.json"):
+            os.unlink(name)
+        os.sync()
     print(json.dumps({"ok": True, "selfcheck": said}))
 except subprocess.TimeoutExpired:
     fail("selfcheck", error="did not end within 300 s")

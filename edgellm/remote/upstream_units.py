@@ -51,7 +51,7 @@ def unit_state(unit: str) -> dict[str, Any]:
     }
 
 
-places = glob.glob(os.path.join(glob.escape(asked["unit_dir"]), "*.d", asked["drop_in"]))
+places = glob.glob(os.path.join(glob.escape(asked["unit_dir"]), "*.service.d", asked["drop_in"]))
 units = {os.path.basename(os.path.dirname(place))[: -len(".d")] for place in places}
 tuned = {unit for unit in units if drop_in_sha256(unit) is not None}
 print(json.dumps({unit: unit_state(unit) for unit in sorted(tuned | {asked["unit"]} - {None})}))

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from edgellm import layout, render
 from edgellm.operations import paths, zram
-from edgellm.operations.paths import HostFile
+from edgellm.prepare import Context
 from edgellm.steps.step import step
-from edgellm.tuning import ZramPlan
-
-# ZramPlan.manager -> (where its file lies, the template it is rendered from)
-FILES = {
-    "own-unit": (layout.ZRAM_UNIT, "edgellm-zram.service.j2"),
-    "zram-generator": (layout.ZRAM_GENERATOR_CONF, "zram-generator.conf.j2"),
-}
 
 
 @step("Memory")
-def set_up_zram(plan: ZramPlan) -> None:
-    path, template = FILES.get(plan.manager, (None, None))
-    paths.present(
-        name="zram configuration present",
-        files=()
-        if path is None or template is None
-        else (HostFile(path=path, content=render.text(template, plan=plan)),),
-    )
+def set_up_zram(ctx: Context) -> None:
+    group, plan = ctx.desired.zram, ctx.plan.zram
+    zram.own_absent(name="No zram swap of ours beside the plan", planned=plan)
+    paths.present(name="zram configuration present", files=group.files, absent=group.absent)
     zram.in_force(name="zram swap in force", plan=plan)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgellm.operations import service, smoke
+from edgellm.operations import record, service, smoke
 from edgellm.prepare import Context
 from edgellm.steps.step import step
 
@@ -14,7 +14,7 @@ def verify_or_roll_back(ctx: Context) -> None:
     verified = smoke.verified(
         name="Time to first token within budget",
         test=ctx.smoke_test,
-        release_id=ctx.release.id,
+        desired=ctx.desired,
         _ignore_errors=True,
     )
     service.rolled_back(
@@ -24,4 +24,11 @@ def verify_or_roll_back(ctx: Context) -> None:
         _ignore_errors=True,
     )
     smoke.given_up(name="Unhealthy host failed", _if=verified.did_error)
+    smoke.in_order(name="Effective state as planned", release_id=ctx.release.id)
+    record.confirmed(
+        name="Verified host recorded",
+        release_id=ctx.release.id,
+        plan=ctx.plan,
+        profile=ctx.profile,
+    )
     service.releases_pruned(name="Old releases pruned", keep=ctx.settings.keep_releases)

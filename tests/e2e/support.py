@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,6 +47,7 @@ API_KEYS = "API key files present"
 RELEASE_FILES = "Release files present"
 UNITS = "systemd units present"
 SERVICE = "Service runs the release"
+RECORD = "Verified host recorded"
 ROLLED_BACK = "Previous release back"
 PRUNED = "Old releases pruned"
 
@@ -56,6 +58,12 @@ SOME_CHANGE = ("--data", "n_ctx=1024")  # makes another release
 RUN_DEADLINE_S = 240.0
 
 T = TypeVar("T")
+
+
+def knob_name(knob: str) -> str:
+    """'server.env' of '/opt/edgellm/releases/<id>/server.env'; else as it is."""
+    match = re.fullmatch(r"/opt/edgellm/releases/\w+/(.+)", knob)
+    return match[1] if match else knob
 
 
 def wait_until(what: str, look: Callable[[], T | None], deadline_s: float = 60.0) -> T:
@@ -92,6 +100,26 @@ class Run:
         assert self.report is not None, f"no report was written\n{self.output}"
         return {
             record["name"]: [name.split(" | ")[-1] for name in record["changed"]]
+            for record in self.report["hosts"]
+        }
+
+    def drifted(self) -> dict[str, list[str]]:
+        """Host -> the knobs that are not as they should be, or that nobody could tell, sorted."""
+        assert self.report is not None, f"no report was written\n{self.output}"
+        return {
+            record["name"]: sorted(
+                knob_name(knob["knob"])
+                for knob in record["knobs"]
+                if knob["verdict"] in ("drifted", "unknown")
+            )
+            for record in self.report["hosts"]
+        }
+
+    def repaired(self) -> dict[str, list[str]]:
+        """Host -> the knobs that this run put right, sorted."""
+        assert self.report is not None, f"no report was written\n{self.output}"
+        return {
+            record["name"]: sorted(map(knob_name, record["repaired"]))
             for record in self.report["hosts"]
         }
 
@@ -356,6 +384,8 @@ def snapshot(ssh: Ssh, host: str) -> dict[str, str]:
             | awk '{ print "unit-file " $1 "|" $2 " " $3 }'
         systemctl list-units --all --plain --no-legend --no-pager '*edgellm*' \
             | awk '{ print "unit " $1 "|" $2 " " $3 " " $4 }'
+        find /run -maxdepth 4 -name '*edgellm*' -printf 'run %p|%y %m %u:%g\n' || true
+        awk 'NR > 1 { print "swap " $1 "|" $2 " " $3 " " $5 }' /proc/swaps
         echo "sysctl vm.swappiness|$(cat /proc/sys/vm/swappiness)"
         """,
     )

@@ -22,6 +22,7 @@ from .support import (
     MODEL_PATH,
     MODEL_SHA256,
     MODEL_SIZE_BYTES,
+    RECORD,
     RELEASE_FILES,
     RUNTIME,
     SERVICE,
@@ -61,7 +62,7 @@ def test_first_roll_out_reports_what_it_did_and_measured(first: FirstRollOut, ho
     assert record["reason"] is None
     assert re.fullmatch(r"[0-9a-f]{8,}", record["release"])
     assert first.run.changed()[host] == [
-        *(KERNEL_FILES, RUNTIME, MODEL, ACCOUNT, RELEASE_FILES, UNITS, SERVICE)
+        *(KERNEL_FILES, RUNTIME, MODEL, ACCOUNT, RELEASE_FILES, UNITS, SERVICE, RECORD)
     ]
     ttft_ms = record["ttft_ms"]
     assert ttft_ms["n"] == 5

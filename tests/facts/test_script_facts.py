@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from edgellm.facts.installed import Installed
 from edgellm.facts.paths import ArtifactsWhole, PathState, PathStates
 from edgellm.facts.service import ReleaseUnits, UnitsState
 from edgellm.facts.upstream import UpstreamUnits
-from edgellm.hardware import Arch, HostProfile
+from edgellm.hardware import Arch, HostProfile, RecordedHost
 from edgellm.remote import script
 
 SCRIPT_FACTS = (PathStates, ArtifactsWhole, Installed, ReleaseUnits, UpstreamUnits)
@@ -119,6 +121,35 @@ def test_a_boards_probe_output_reads_as_its_profile(
 def test_a_probe_output_that_does_not_read_fails_this_host_alone(output: list[str]) -> None:
     with pytest.raises(FactProcessError, match="fix"):
         HostProfileFact().process(output)
+
+
+@pytest.mark.parametrize("kept", ["recorded", "measured"])
+def test_the_probe_brings_what_a_roll_out_recorded_even_cut_short(
+    tmp_path: Path, kept: str
+) -> None:
+    """Run here for real, on files in a place of our own."""
+    whole = RecordedHost(
+        kernel="6.1",
+        python="3.11.2",
+        cpus_online="0-1",
+        cgroup_version=2,
+        distribution="debian 12",
+        mem_total_bytes=2,
+        mem_available_bytes=1,
+    ).to_json_text()
+    command = probe_command()
+    for name in ("recorded", "measured"):
+        path = f"/opt/edgellm/{name}.json"
+        assert path in command
+        command = command.replace(path, str(tmp_path / f"{name}.json"))
+        text = whole if name == kept else whole.rstrip("\n")[:-2]  # cut in the middle of a line
+        (tmp_path / f"{name}.json").write_text(text)
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    profile = HostProfileFact().process(done.stdout.splitlines())
+    assert (profile.recorded is None) is (kept != "recorded")
+    assert profile.measured_json is not None
+    assert profile.cpus_online
+    assert profile.cgroup.effective_nodes
 
 
 def test_the_probe_travels_without_its_comments() -> None:

@@ -1,6 +1,8 @@
 """Fleets of pyinfra's @fake hosts, rolled out to by the real command line as a process of its own.
 
-A fake host answers each command by the first text in it that it knows; nothing is changed anywhere.
+A fake host answers each command by the first text in it that it knows; nothing is changed anywhere,
+but from the start of its service on it answers as one that the release runs on. One that was rolled
+out to before answers so from the beginning, but for what has happened to it `since`.
 """
 
 from __future__ import annotations
@@ -11,26 +13,34 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edgellm import cache, layout, render, runtime_build
-from edgellm.hardware import Arch
+from edgellm.desired import DesiredState, desired_state
+from edgellm.hardware import Arch, HostProfile, plain
+from edgellm.observed import PathState, ServiceState
+from edgellm.operations import kernel
 from edgellm.parse import parse_profile
 from edgellm.release import Release
 from edgellm.settings import Settings
 from edgellm.tuning import plan_tuning
+from tests.fleet.answers import Answers, Responses
+from tests.rolled_out import Case, RolledOut, afterwards, effective_in_order, in_order
 
 REPOSITORY = Path(__file__).parents[2]
 HARDWARE = REPOSITORY / "tests" / "hardware"
 BOARDS = {"arm64": "raspberry-pi-5", "x86_64": "i5-8250u"}
 WITHIN_S = 60
 
-Responses = dict[str, Any]
+Since = Callable[[RolledOut], RolledOut]
+WHOLE = "def runtime_is_whole"
+ABSENT = PathState(kind="absent")
+LIBGOMP = "\tlibgomp.so.1 (libc6,AArch64) => /lib/aarch64-linux-gnu/libgomp.so.1\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,47 +145,68 @@ class Fleet:
         board: str | None = None,
         data: dict[str, Any] | None = None,
         responses: Responses | None = None,
+        since: Since | None = None,
+        stays: bool = False,
     ) -> None:
-        """A healthy host of `board`, but for the answers in `responses`, which come first."""
+        """A host of `board` that becomes healthy, but for the answers in `responses`, which come
+        first. `since`: what has happened to it after it was rolled out to; None: it never was.
+        `stays`: whatever is done to it, it remains as it is found.
+        """
         settings = {"ttft_budget_ms": 1500, **self.depot.model_data, **(data or {})}
-        probe = (HARDWARE / (board or BOARDS[group]) / "probe.txt").read_text()
-        answers = {**(responses or {}), **self._healthy(Arch(group), probe, settings)}
-        answers.update(responses or {})  # the order of the first, the answers of the second
+        board = board or BOARDS[group]
+        probe = (HARDWARE / board / "probe.txt").read_text()
+        given = responses or {}
+        profile = parse_profile(probe, control_time_s=None)
+        desired = self._desired(Arch(group), profile, settings)
+        done = afterwards(profile, desired.plan)
+        host = RolledOut(case=Case(board=board), desired=desired, observed=in_order(desired, done))
+        # The order of the first, the answers of the second
+        before = {**given, **self._before(probe, desired, profile), **given}
+        after = {**given, **self._after(_probe_of(probe, host), host), **given}
+        if since is not None:
+            found = since(host)
+            text = _probe_of(probe, found)
+            assert parse_profile(text, control_time_s=None) == found.observed.profile
+            before = {**given, **self._after(text, found), **given}
+            after = before if stays else after
+        elif WHOLE in given:
+            after[WHOLE] = self._whole()
         self.hosts.setdefault(group, []).append(
             (
                 f"@fake/{name}",
-                {**settings, "fake_responses": answers, "fake_delay": 0, "fake_delay_jitter": 0},
+                {
+                    **settings,
+                    "fake_responses": Answers(before, after),
+                    "fake_delay": 0,
+                    "fake_delay_jitter": 0,
+                },
             )
         )
 
-    def _healthy(self, arch: Arch, probe: str, settings: dict[str, Any]) -> Responses:
-        runtime_id = self.depot.runtime_ids[arch]
-        known = {k: v for k, v in settings.items() if k in Settings.names()}
-        known = {**known, "scheduling": "batch"}
-        plan_settings = Settings.from_host_data(known, host="fake")
-        profile = parse_profile(probe, control_time_s=None)
-        plan = plan_tuning(profile, plan_settings)
+    def add_unreachable(self, name: str, group: str = "arm64") -> None:
+        """A host whose ssh port nobody listens on."""
+        nowhere = {"ssh_hostname": "127.0.0.1", "ssh_port": 1, "ssh_connect_retries": 0}
+        self.hosts.setdefault(group, []).append((name, {**self.depot.model_data, **nowhere}))
+
+    def _desired(self, arch: Arch, profile: HostProfile, data: dict[str, Any]) -> DesiredState:
+        known = {k: v for k, v in data.items() if k in Settings.names()}
+        settings = Settings.from_host_data({**known, "scheduling": "batch"}, host="fake")
+        plan = plan_tuning(profile, settings)
         release = Release.of(
-            model_sha256=self.depot.model_sha256 if plan_settings.holds_model else None,
-            runtime_id=runtime_id,
-            files=render.release_files(plan, plan_settings, ()),
+            model_sha256=self.depot.model_sha256 if settings.holds_model else None,
+            runtime_id=self.depot.runtime_ids[arch],
+            files=render.release_files(plan, settings, ()),
         )
-        directory = layout.release_directory(release.id)
-        paths = [
-            *layout.EVERYTHING,
-            *(layout.MODELS, layout.RUNTIMES, layout.RELEASES, directory),
-            layout.API_KEYS,
-            layout.PROBE_KEY,
-            f"{layout.BEFORE}/vm.swappiness",
-            *(f"{directory}/{file.name}" for file in release.files),
-            f"{directory}/model.gguf",
-            f"{directory}/runtime",
-        ]
-        whole = {
-            layout.model_path(self.depot.model_sha256): True,
-            **{layout.runtime_directory(i): True for i in self.depot.runtime_ids.values()},
-        }
-        installed = {
+        return desired_state(settings=settings, plan=plan, release=release, text=render.text)
+
+    def _whole(self) -> str:
+        places = map(layout.runtime_directory, self.depot.runtime_ids.values())
+        model = layout.model_path(self.depot.model_sha256)
+        return json.dumps(dict.fromkeys((model, *places), True))
+
+    def _before(self, probe: str, desired: DesiredState, profile: HostProfile) -> Responses:
+        """Of a host that nothing of ours is on, but for the model and the runtime."""
+        installed: dict[str, Any] = {
             "releases": {},
             "models": [],
             "runtimes": [],
@@ -183,23 +214,57 @@ class Fleet:
             "previous": None,
             "leftovers": [],
         }
+        idle = replace(
+            effective_in_order(desired, profile),
+            account=None,
+            service_state="inactive",
+            main_pid=None,
+            processes=(),
+            slices=(),
+            node_pages=(),
+        )
         return {
             "section format": probe,
+            "def swappiness_lines": json.dumps(plain(idle)),
             "def unit_state": "{}",
             '"drop_ins"': '{"differing": [], "surplus": []}',
-            "def runtime_is_whole": json.dumps(whole),
-            "def state_of": json.dumps({path: {"kind": "absent"} for path in paths}),
+            WHOLE: self._whole(),
+            "def state_of": _paths(desired, {}),
             "def release_of": json.dumps(installed),
             "SliceReload": ["ActiveState=inactive", "UnitFileState=", "Release=", "Current="],
             "is-enabled": ["Enabled=", "Size=", "Priority="],
             "edgellm_server/probe.py": smoke_line(),
+            "getent passwd": ["Passwd=", "Group="],
+            "cat /proc/sys/vm/swappiness": "60",
+            "echo Slice=": ["Slice=system.slice", "Slice=user.slice"],
             "command -v": "/usr/sbin/useradd",
             "uname -s": "Linux",
+        }
+
+    def _after(self, probe: str, host: RolledOut) -> Responses:
+        """Of a host that was rolled out to, as it is found."""
+        observed, desired = host.observed, host.desired
+        account = host.effective.account
+        passwd = (
+            ""
+            if account is None
+            else f"edgellm:x:{account.uid}:{account.uid}:{account.comment}:{account.home}"
+            f":{account.shell}"
+        )
+        return {
+            **self._before(probe, desired, observed.profile),
+            "def swappiness_lines": json.dumps(plain(host.effective)),
+            WHOLE: json.dumps({**json.loads(self._whole()), **observed.whole}),
+            "def state_of": _paths(desired, observed.paths),
+            "SliceReload": _service_lines(host.service),
+            "getent passwd": [f"Passwd={passwd}", f"Group={account.group if account else ''}"],
+            "cat /proc/sys/vm/swappiness": str(host.effective.swappiness),
         }
 
     def run(self, deploy: str, *arguments: str) -> Ended:
         inventory = self.directory / "fleet.py"
         lines = [f"{group} = {hosts!r}" for group, hosts in self.hosts.items()]
+        lines.insert(0, "from tests.fleet.answers import Answers")
         lines += ["from edgellm import recorder as _recorder"]
         lines += ["_recorder.attach_before_connecting()"]
         inventory.write_text("\n".join(lines) + "\n")
@@ -213,6 +278,7 @@ class Fleet:
                 "EDGELLM_CACHE_DIR": str(self.depot.directory),
                 "EDGELLM_REPORTS_DIR": str(reports),
                 "PYTHONDONTWRITEBYTECODE": "1",
+                "COLUMNS": "160",
             },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -221,6 +287,51 @@ class Fleet:
             timeout=WITHIN_S,
         )
         return Ended(returncode=done.returncode, output=done.stdout, reports=reports)
+
+
+def _probe_of(probe: str, host: RolledOut) -> str:
+    """The probe's text of a board once it was rolled out to, where that makes no zram of ours."""
+    recorded = host.observed.profile.recorded
+    assert recorded is not None
+    text = probe.replace("@@ libraries\n", f"@@ libraries\n{LIBGOMP}")
+    text = text.replace("@@ service_user\n", "@@ service_user\n997\n")
+    return text.replace("@@ recorded\n", f"@@ recorded\n{recorded.to_json_text()}")
+
+
+def _service_lines(state: ServiceState) -> list[str]:
+    """What systemctl and the links say of this state."""
+
+    def said(value: bool, words: str) -> str:
+        return words.split("/")[0 if value else 1]
+
+    def link(release: str | None) -> str:
+        return "" if release is None else layout.release_directory(release)
+
+    values = {
+        "ActiveState": said(state.active, "active/inactive"),
+        "UnitFileState": said(state.enabled, "enabled/disabled"),
+        "NeedDaemonReload": said(state.needs_daemon_reload, "yes/no"),
+        "MainPID": 0 if state.running_release is None else 812,
+        "SliceReload": "no",
+        "SocketLoadState": "loaded",
+        "SocketActiveState": said(state.socket_active, "active/inactive"),
+        "SocketUnitFileState": said(state.socket_enabled, "enabled/disabled"),
+        "SocketNeedDaemonReload": said(state.socket_stale, "yes/no"),
+        "Release": state.running_release or "",
+        "SocketsPassed": 1,
+        "SocketOfRelease": "same",
+        "Replaced": int(state.runs_replaced_files),
+        "Current": link(state.current_release),
+        "Previous": link(state.previous_release),
+    }
+    return [f"{name}={value}" for name, value in values.items()]
+
+
+def _paths(desired: DesiredState, found: Mapping[str, PathState]) -> str:
+    """The answer about every path that a roll-out or an uninstallation looks at."""
+    records = (kernel.SWAPPINESS_BEFORE, kernel.GOVERNORS_BEFORE)
+    asked = (*desired.paths, layout.STATE_DIR, *layout.EVERYTHING, *records)
+    return json.dumps({path: plain(found.get(path, ABSENT)) for path in asked})
 
 
 def smoke_line(**changed: Any) -> str:

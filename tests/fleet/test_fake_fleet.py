@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from edgellm.cpuset import CpuSet
+from tests.rolled_out import RolledOut
+
 HEALTHY = {"pi5-01", "i5-01", "new-model"}
 DOWN = {"success": False, "stderr": "ssh: the host went away"}
 
@@ -26,16 +29,10 @@ def mixed(new_fleet: Callable[[], Any]) -> Any:
     fleet.add(
         "new-model",
         responses={
-            "def runtime_is_whole": json.dumps(
-                {
-                    f"/opt/edgellm/models/{fleet.depot.model_sha256}.gguf": False,
-                    **{
-                        f"/opt/edgellm/runtimes/{i}": True for i in fleet.depot.runtime_ids.values()
-                    },
-                }
-            ),
+            # Before the other: the script that receives has its function too
             '"action": "offset"': '{"ok": true, "offset": 0}',
             '"action": "finish"': json.dumps({"ok": True, "offset": 1}),
+            **_not_whole(fleet),
         },
     )
     fleet.add("bad-settings", data={"thread": 4})
@@ -52,7 +49,7 @@ def mixed(new_fleet: Callable[[], Any]) -> Any:
     fleet.add("no-restart", responses={"systemctl stop edgellm.service": DOWN})
     fleet.add("slow", responses={"edgellm_server/probe.py": slow(8000)})
     fleet.add("no-smoke", responses={"edgellm_server/probe.py": "Killed"})
-    fleet.add("full", responses={**_not_whole(fleet), '"action": "offset"': _full()})
+    fleet.add("full", responses={'"action": "offset"': _full(), **_not_whole(fleet)})
     return fleet.run("qwen")
 
 
@@ -218,6 +215,64 @@ def test_a_later_wave_follows_a_healthy_one(new_fleet: Callable[[], Any]) -> Non
     ended = fleet.run("qwen")
     assert ended.returncode == 0, ended.output
     assert ended.statuses == {"canary": "ok", "pi5-01": "ok"}
+
+
+# Hosts that were rolled out to before
+
+
+def entrypoint_edited(host: RolledOut) -> RolledOut:
+    return host.lying(f"{host.desired.release_directory}/entrypoint.sh", sha256="0" * 64)
+
+
+def threads_moved(host: RolledOut) -> RolledOut:
+    return host.threaded(1, cpus=CpuSet.parse("0-3")).served(previous_release="old")
+
+
+@pytest.fixture(scope="module")
+def again(new_fleet: Callable[[], Any]) -> Any:
+    """A roll-out that every host had already."""
+    fleet = new_fleet()
+    fleet.add("in-order", since=lambda host: host)
+    fleet.add("edited", since=entrypoint_edited)
+    fleet.add("moved", since=threads_moved)
+    fleet.add("stubborn", since=threads_moved, stays=True)
+    fleet.add("reverted", since=lambda host: host.in_force(swappiness=60), stays=True)
+    return fleet.run("qwen")
+
+
+def test_a_host_that_is_in_order_is_verified_again_and_nothing_is_changed(again: Any) -> None:
+    found = again.host("in-order")
+    assert found["status"] == "ok", again.output
+    assert found["changed"] == []
+    assert found["repaired"] == []
+    assert {knob["verdict"] for knob in found["knobs"]} == {"in order", "left alone"}
+
+
+def test_the_report_says_which_drift_a_roll_out_has_repaired(again: Any) -> None:
+    assert again.host("edited")["status"] == "ok", again.output
+    (repaired,) = again.host("edited")["repaired"]
+    assert repaired.endswith("/entrypoint.sh")
+    assert again.host("moved")["repaired"] == ["cpus"]
+    assert "repaired: entrypoint.sh" in again.output
+
+
+def test_a_server_that_answers_on_the_wrong_cpus_is_rolled_back(again: Any) -> None:
+    found = again.host("stubborn")
+    assert found["status"] == "failed"
+    assert "may run on 0-3, not 1-3" in found["reason"]
+    assert found["changed"][-1] == "Verify | Previous release back"
+    assert found["release"] == "old"
+
+
+def test_a_host_of_which_a_knob_is_still_off_fails_and_keeps_the_release(again: Any) -> None:
+    found = again.host("reverted")
+    assert found["status"] == "failed"
+    assert "have swappiness: 60 now" in found["reason"]
+    assert "Verify | Previous release back" not in found["changed"]
+    assert found["ttft_ms"]["median"] == 112.4
+
+
+# The way back
 
 
 INSTALLED = [

@@ -15,6 +15,7 @@ from edgellm.tuning import plan_tuning
 
 HARDWARE = Path(__file__).parents[1] / "hardware"
 PLANS = Path(__file__).with_name("plans")
+DOCS = Path(__file__).parents[2] / "docs" / "tuning.md"
 BOARDS = sorted(path.parent.name for path in HARDWARE.glob("*/probe.txt"))
 
 
@@ -38,6 +39,14 @@ def test_plan_of_a_board_is_the_reviewed_one(
     if update_golden:
         path.write_text(actual, encoding="ascii")
     assert actual == path.read_text(encoding="ascii")
+
+
+def test_every_knob_of_a_plan_has_its_line_in_the_docs() -> None:
+    docs = DOCS.read_text(encoding="utf-8")
+    for path in PLANS.glob("*.json"):
+        for text in json.loads(path.read_text(encoding="ascii"))["plan"]["reasons"]:
+            knob = text.partition(":")[0].partition(" ")[0]
+            assert f"`{knob}`" in docs, f"{path.stem}: {knob}"
 
 
 def test_every_reviewed_plan_belongs_to_a_board() -> None:

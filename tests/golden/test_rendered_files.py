@@ -19,13 +19,14 @@ from typing import Any
 import pytest
 
 from edgellm import layout, render
+from edgellm.desired import RESERVE_DROP_INS, desired_state
 from edgellm.hardware import HostProfile, Tools
-from edgellm.release import ReleaseFile
+from edgellm.release import Release, ReleaseFile
 from edgellm.settings import Settings
-from edgellm.steps.memory import FILES as ZRAM_FILES
 from edgellm.tuning import TuningPlan, plan_tuning
 
 GOLDEN = Path(__file__).with_name("files")
+HARDWARE = Path(__file__).parents[1] / "hardware"
 API_KEY = "correct-horse-battery-staple"
 KEY_HASHES = (hashlib.sha256(API_KEY.encode()).hexdigest(), "ab" * 32)
 UNITS = (".service", ".slice", ".socket")
@@ -35,6 +36,8 @@ ALLOWED_PATHS = (
     "/opt/edgellm/",
     "/etc/edgellm/",
     "/run/edgellm-zram",
+    layout.REALTIME_TRIAL,
+    "/sys/devices/system/cpu/cpufreq/",
     "/bin/sh",
     "/sbin/modprobe",
     "/dev/null",
@@ -56,19 +59,8 @@ class Scenario:
 
 
 SCENARIOS = {
-    **{
-        board: Scenario(board=board)
-        for board in (
-            "cloud-vm-quota",
-            "i5-8250u",
-            "jetson-orin-nano",
-            "kunpeng-920",
-            "orion-o6",
-            "raspberry-pi-4",
-            "raspberry-pi-5",
-            "rk3588",
-        )
-    },
+    # Also of boards that check_host refuses: what they get once their OS is a later one
+    **{path.parent.name: Scenario(board=path.parent.name) for path in HARDWARE.glob("*/probe.txt")},
     "raspberry-pi-4-with-zram-generator": Scenario(
         board="raspberry-pi-4", profile={"zram_devices": ()}, tools={"zram_generator": True}
     ),
@@ -98,6 +90,12 @@ SCENARIOS = {
             "swappiness": 0,
         },
     ),
+    "rk3588-reserved": Scenario(
+        board="rk3588", settings={"reserve_cpus": True, "cpu_governor": "performance"}
+    ),
+    "n100-with-a-later-sysctl-file": Scenario(
+        board="n100", profile={"swappiness_files": ("/etc/sysctl.d/99-local.conf",)}
+    ),
     "rk3588-forwarding": Scenario(
         board="rk3588",
         settings={
@@ -121,6 +119,18 @@ SCENARIOS = {
 }
 
 
+# Beside the release's own: where it lies on a host -> its name in a scenario's folder
+NAMES = {
+    layout.SYSCTL_CONF: "90-edgellm.sysctl.conf",
+    layout.SYSCTL_CONF_LAST: "zz-edgellm.sysctl.conf",
+    layout.LIMITS_CONF: "90-edgellm.limits.conf",
+    layout.GOVERNOR_CONF: "90-edgellm.governor.conf",
+    layout.ZRAM_UNIT: "edgellm-zram.service",
+    layout.ZRAM_GENERATOR_CONF: "zram-generator.conf",
+    **{path: "reserved.slice.conf" for path in RESERVE_DROP_INS},  # both have the same text
+}
+
+
 def host_files(plan: TuningPlan, settings: Settings, chosen: Scenario) -> dict[str, str]:
     """{name: text} of all that steps/ write on a host of this plan."""
     hashes = chosen.key_hashes
@@ -132,13 +142,14 @@ def host_files(plan: TuningPlan, settings: Settings, chosen: Scenario) -> dict[s
         app_files=chosen.app_files,
     )
     files = {file.name: file.content for file in release}
-    files["90-edgellm.limits.conf"] = render.text("90-edgellm.limits.conf.j2", plan=plan)
-    if plan.swappiness is not None:
-        files["90-edgellm.sysctl.conf"] = render.text("90-edgellm.sysctl.conf.j2", plan=plan)
-    if plan.zram.manager in ZRAM_FILES:
-        path, template = ZRAM_FILES[plan.zram.manager]
-        name = "zram-generator.conf" if path == layout.ZRAM_GENERATOR_CONF else Path(path).name
-        files[name] = render.text(template, plan=plan.zram)
+    desired = desired_state(
+        settings=settings,
+        plan=plan,
+        release=Release.of(model_sha256="0" * 64, runtime_id="1" * 16, files=release),
+        text=render.text,
+    )
+    for group in (desired.kernel, desired.zram, desired.reserve):
+        files.update({NAMES[file.path]: file.content for file in group.files})
     if hashes:
         files["api_keys"] = render.api_keys_file(hashes)
     return files
@@ -224,6 +235,39 @@ def test_no_path_of_this_machine_is_in_any_file(files: dict[str, str]) -> None:
             assert path.startswith(ALLOWED_PATHS), f"{name}: {path}"
 
 
+# Advice of the field (docs/tuning.md) that no file may follow: pattern -> why
+NEVER = {
+    r"^CPUQuota": "a hard stop, not a share",
+    r"(taskset|chrt) (-p|--pid)": "set on a running server it reaches one thread",
+    r"^Nice=|\bnice -": "counts inside one session only",
+    r"--cpunodebind": "undoes an affinity, and is refused for nodes outside the mask",
+    r"OMP_NUM_THREADS": "the engine sets its own",
+    r"--threads": "no option of uvicorn",
+    r"swapoff -a|swapoff --all": "can kill a host",
+    r"overcommit_memory": "unrelated",
+    r"mlockall": "no such command",
+    r"cpu[0-9*]+/online": "small cores stay on line",
+    r"\bshm": "the server uses none",
+    r"set_numa_enabled": "does not exist",
+}
+
+
+def test_no_file_follows_advice_that_is_wrong(files: dict[str, str]) -> None:
+    for name, text in files.items():
+        for pattern, why in NEVER.items():
+            assert not re.search(pattern, text, re.MULTILINE), f"{name}: {why}"
+
+
+def test_no_slice_has_an_affinity_which_is_no_property_of_slices(files: dict[str, str]) -> None:
+    for name, text in files.items():
+        assert "slice" not in name or "CPUAffinity" not in text, name
+
+
+def test_open_files_and_locked_memory_are_limits_of_the_unit(files: dict[str, str]) -> None:
+    assert re.search(r"^LimitNOFILE=65536$", files["edgellm.service"], re.MULTILINE)
+    assert re.search(r"^LimitMEMLOCK=(\d+|infinity)$", files["edgellm.service"], re.MULTILINE)
+
+
 # What the programs that read them say
 
 
@@ -264,6 +308,44 @@ def test_entrypoint_execs_one_command_with_the_releases_id_in_its_environment(
     assert command[command.index("python3") :] == ["python3", "-s", "-B", "-m", "edgellm_server"]
 
 
+@pytest.mark.parametrize(
+    ("confirmed", "trial", "policy"),
+    [
+        (None, None, ["--batch", "0"]),
+        ("3abadcf8e3b5c3fa", None, ["--fifo", "10"]),
+        (None, "3abadcf8e3b5c3fa", ["--fifo", "10"]),
+        ("another", "3abadcf8e3b5c3fa", ["--fifo", "10"]),
+        ("another", None, ["--batch", "0"]),
+        ("3abadcf8e3b5c3fa-and-more", "", ["--batch", "0"]),
+    ],
+)
+def test_real_time_is_for_the_release_that_was_confirmed_or_is_tried(
+    confirmed: str | None, trial: str | None, policy: list[str], tmp_path: Path
+) -> None:
+    release = tmp_path / "3abadcf8e3b5c3fa"
+    release.mkdir()
+    text = (GOLDEN / "i5-8250u-realtime" / "entrypoint.sh").read_text()
+    for path, content in ((layout.REALTIME_CONFIRMED, confirmed), (layout.REALTIME_TRIAL, trial)):
+        place = tmp_path / Path(path).name
+        assert path in text
+        text = text.replace(path, str(place))
+        if content is not None:
+            place.write_text(f"{content}\n")
+    script = release / "entrypoint.sh"
+    script.write_text(text)
+    program = tmp_path / "chrt"
+    program.write_text('#!/bin/sh\necho "$@"\n')
+    program.chmod(0o755)
+    done = subprocess.run(
+        ["sh", str(script)],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [*policy, "python3", "-s", "-B", "-m", "edgellm_server"]
+
+
 def test_server_env_is_one_assignment_a_line(files: dict[str, str]) -> None:
     lines = [line for line in files["server.env"].splitlines() if not line.startswith("#")]
     assert lines
@@ -275,7 +357,7 @@ def test_server_env_is_one_assignment_a_line(files: dict[str, str]) -> None:
 
 def test_units_are_sections_of_assignments(files: dict[str, str]) -> None:
     for name, text in files.items():
-        if not name.endswith((*UNITS, "zram-generator.conf", ".service.conf")):
+        if not name.endswith((*UNITS, "zram-generator.conf", ".service.conf", ".slice.conf")):
             continue
         parser = configparser.ConfigParser(interpolation=None, strict=True, delimiters="=")
         parser.optionxform = str  # type: ignore[assignment,method-assign]  # keys keep their case
@@ -291,8 +373,10 @@ def test_sysctl_and_limits_files_are_lines_their_readers_know(files: dict[str, s
     def lines(name: str) -> list[str]:
         return [line for line in files.get(name, "").splitlines() if not line.startswith("#")]
 
-    for line in lines("90-edgellm.sysctl.conf"):
+    for line in lines("90-edgellm.sysctl.conf") + lines("zz-edgellm.sysctl.conf"):
         assert re.fullmatch(r"vm\.swappiness = \d+", line)
+    for line in lines("90-edgellm.governor.conf"):
+        assert re.fullmatch(r"w /sys/\S+/policy\*/scaling_governor - - - - [a-z]+", line)
     for line in lines("90-edgellm.limits.conf"):
         assert re.fullmatch(r"(\*|root) +soft nofile \d+", line)
 

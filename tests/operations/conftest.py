@@ -1,4 +1,4 @@
-"""Dataclasses of the product as YAML tags: `!ServiceState {active: true, …}`."""
+"""What the YAML cases are written in: `!ServiceState {active: true, …}`, plans and their effect."""
 
 from __future__ import annotations
 
@@ -16,13 +16,19 @@ from pyinfra.connectors.util import CommandOutput, OutputLine
 from pyinfra.context import ctx_host, ctx_state
 
 from edgellm import recorder
+from edgellm.cpuset import CpuSet
+from edgellm.facts.account import AccountState
+from edgellm.facts.cores import SliceCpus
 from edgellm.facts.installed import InstallDir, InstalledRelease
 from edgellm.facts.paths import PathState
 from edgellm.facts.service import ServiceState, UnitsState
 from edgellm.facts.upstream import UpstreamState
 from edgellm.facts.zram import OwnZramState
+from edgellm.observed import EffectiveState
 from edgellm.operations.paths import HostDirectory, HostFile
-from edgellm.tuning import ZramPlan
+from edgellm.tuning import TuningPlan, ZramPlan, plan_tuning
+from tests.rolled_out import Case, processes_in_order, rolled_out, settings_of
+from tests.rolled_out import board as profile_of
 
 # pyinfra-testing imports pyinfra_cli, and that swaps threads and sockets of the whole process for
 # gevent's. The server's tests in the same process need the real ones.
@@ -31,6 +37,8 @@ with patch("gevent.monkey.patch_all"):
     from pyinfra_testing.util import FakeHost, FakeState
 
 TAGGED = (
+    AccountState,
+    CpuSet,
     HostDirectory,
     HostFile,
     InstallDir,
@@ -38,6 +46,7 @@ TAGGED = (
     OwnZramState,
     PathState,
     ServiceState,
+    SliceCpus,
     UnitsState,
     UpstreamState,
     ZramPlan,
@@ -56,9 +65,53 @@ def _constructor(kind: type) -> Any:
     return construct
 
 
+def planned(board: str, **settings: Any) -> TuningPlan:
+    """What a board of tests/hardware is planned with these settings."""
+    return plan_tuning(profile_of(board), settings_of(**settings))
+
+
+def in_force(
+    plan: TuningPlan,
+    *,
+    running: bool = True,
+    policy: str | None = None,
+    slice_cpus: str | None = None,
+    drop_ins: Iterable[str] = (),
+    realtime_confirmed: str | None = None,
+) -> EffectiveState:
+    """An N100 whose server runs as planned, but for what is given.
+
+    `running`: False where it has no process. `policy`: of one of its threads. `slice_cpus`: what
+    `systemctl set-property` has made of the slice's AllowedCPUs, and with it of every thread.
+    """
+    found = rolled_out(Case(board="n100")).in_force(
+        processes=processes_in_order(plan),
+        foreign_drop_ins=tuple(drop_ins),
+        realtime_confirmed=realtime_confirmed,
+    )
+    if policy is not None:
+        found = found.threaded(1, policy=policy, priority=0)
+    if slice_cpus is not None:
+        cpus = CpuSet.parse(slice_cpus)
+        found = found.threaded(cpus=cpus).sliced(allowed_cpus=cpus, effective_cpus=cpus)
+    if not running:
+        found = found.in_force(service_state="inactive", main_pid=None, processes=())
+    return found.effective
+
+
+def _called(function: Callable[..., Any]) -> Any:
+    def construct(loader: yaml.SafeLoader, node: yaml.MappingNode) -> Any:
+        return function(**{str(k): v for k, v in loader.construct_mapping(node, deep=True).items()})
+
+    return construct
+
+
 # pyinfra-testing reads its cases by yaml.safe_load
 for _kind in TAGGED:
     yaml.SafeLoader.add_constructor(f"!{_kind.__name__}", _constructor(_kind))
+# `plan: &plan !Planned {board: n100, threads: 2}`, and `!InForce {plan: *plan, policy: other}`
+yaml.SafeLoader.add_constructor("!Planned", _called(planned))
+yaml.SafeLoader.add_constructor("!InForce", _called(in_force))
 
 
 class ScriptedHost(FakeHost):  # type: ignore[misc]  # pyinfra-testing is not typed
@@ -121,3 +174,15 @@ def commands_of() -> Callable[..., list[Any]]:
             return list(operation._inner(**arguments))
 
     return collect
+
+
+@pytest.fixture(scope="session")
+def plan_of() -> Callable[..., TuningPlan]:
+    """plan_of("n100", threads=2): that board's plan with these settings."""
+    return planned
+
+
+@pytest.fixture(scope="session")
+def effect_of() -> Callable[..., EffectiveState]:
+    """effect_of(plan, policy="other"): a server that runs as planned, but for this."""
+    return in_force

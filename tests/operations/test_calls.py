@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 import signal
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,20 +15,37 @@ from typing import Any
 import pytest
 from paramiko import SSHException
 from pyinfra.api import FunctionCommand, StringCommand
+from pyinfra.connectors.util import CommandOutput
 from pyinfra.context import ctx_host
 
-from edgellm import recorder
+from edgellm import layout, recorder
+from edgellm.cpuset import CpuSet
+from edgellm.drift import Verdict, compare
 from edgellm.errors import EdgellmError
+from edgellm.facts.effective import Effective
 from edgellm.facts.service import ServiceState
 from edgellm.facts.upstream import UpstreamState
+from edgellm.hardware import HostProfile
 from edgellm.health import TtftBudget
-from edgellm.operations import kernel, model, paths, runtime, service, smoke, upstream, zram
+from edgellm.operations import (
+    cores,
+    kernel,
+    model,
+    paths,
+    record,
+    runtime,
+    service,
+    smoke,
+    upstream,
+    zram,
+)
 from edgellm.operations.containment import contained_call, fail, host_operation
 from edgellm.operations.paths import HostFile
-from edgellm.operations.runtime import unpack
+from edgellm.operations.runtime import place
 from edgellm.operations.smoke import SmokeTest
 from edgellm.operations.transfer import Transfer, send
 from edgellm.tuning import ZramPlan
+from tests.rolled_out import Case, RolledOut, rolled_out
 
 Commands = Callable[..., list[Any]]
 SHA256 = "ab" * 32
@@ -115,7 +133,7 @@ def test_a_complete_runtime_is_neither_sent_nor_unpacked(
     assert host.noop_description == f"{RUNTIME_DIRECTORY} already complete"
 
 
-def test_a_new_runtime_is_sent_and_then_unpacked(scripted_host: Any, commands_of: Commands) -> None:
+def test_a_runtime_that_is_not_whole_is_placed(scripted_host: Any, commands_of: Commands) -> None:
     host = scripted_host(artifacts(models={}, runtimes={RUNTIME_DIRECTORY: "rt-1"}, whole=False))
     found = commands_of(
         runtime.present,
@@ -124,20 +142,42 @@ def test_a_new_runtime_is_sent_and_then_unpacked(scripted_host: Any, commands_of
         directory=RUNTIME_DIRECTORY,
         runtime_id="rt-1",
     )
-    assert [call_of(command) for command in found] == [
-        (send, (RUNTIME, {})),
-        (unpack, (RUNTIME.path, RUNTIME_DIRECTORY, "rt-1", {})),
-    ]
+    (command,) = found
+    assert call_of(command) == (place, (RUNTIME, RUNTIME_DIRECTORY, "rt-1", {}))
 
 
-def unpack_on(host: Any) -> None:
-    unpack(host.state, host, RUNTIME.path, RUNTIME_DIRECTORY, "rt-1", {})
+def place_on(host: Any, monkeypatch: pytest.MonkeyPatch) -> list[Transfer]:
+    """Places the runtime; returns what was sent."""
+    sent: list[Transfer] = []
+    monkeypatch.setattr(
+        runtime, "send", lambda state, host, transfer, arguments: sent.append(transfer)
+    )
+    place(host.state, host, RUNTIME, RUNTIME_DIRECTORY, "rt-1", {})
+    return sent
 
 
-def test_a_runtime_that_ran_there_raises_nothing(scripted_host: Any) -> None:
+def jobs(host: Any) -> list[dict[str, Any]]:
+    return [json.loads(shlex.split(command.get_raw_value())[-1]) for command in host.commands]
+
+
+NOT_THERE = {"ok": False, "kind": "bytes"}
+
+
+def test_a_runtime_that_is_not_there_is_sent_and_then_unpacked(
+    scripted_host: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = scripted_host(answers=[NOT_THERE, {"ok": True, "selfcheck": {"ok": True}}])
+    assert place_on(host, monkeypatch) == [RUNTIME]
+    assert host.timeouts_s == [runtime.UNPACK_WITHIN_S] * 2
+    assert [job["archive"] for job in jobs(host)] == [None, RUNTIME.path]
+
+
+def test_a_runtime_with_the_right_bytes_is_only_run_once_more(
+    scripted_host: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     host = scripted_host(answers=[{"ok": True, "selfcheck": {"ok": True}}])
-    unpack_on(host)
-    assert host.timeouts_s == [runtime.UNPACK_WITHIN_S]
+    assert place_on(host, monkeypatch) == []
+    assert jobs(host) == [{"archive": None, "directory": RUNTIME_DIRECTORY, "id": "rt-1"}]
 
 
 @pytest.mark.parametrize(
@@ -178,11 +218,17 @@ def test_a_runtime_that_ran_there_raises_nothing(scripted_host: Any) -> None:
         pytest.param(["[]"], "no answer", "run again", id="JSON that is no object"),
     ],
 )
+@pytest.mark.parametrize("before", [[], [NOT_THERE]], ids=["there already", "sent"])
 def test_a_runtime_that_did_not_run_there_is_an_error_with_its_fix(
-    scripted_host: Any, answer: Any, have: str, fix: str
+    scripted_host: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    before: list[Any],
+    answer: Any,
+    have: str,
+    fix: str,
 ) -> None:
     with pytest.raises(EdgellmError) as raised:
-        unpack_on(scripted_host(answers=[answer]))
+        place_on(scripted_host(answers=[*before, answer]), monkeypatch)
     assert raised.value.have == have
     assert fix in raised.value.fix
     assert raised.value.host == "pi5-01"
@@ -255,38 +301,206 @@ HEALTHY = {
 }
 
 
-def verify(commands_of: Commands, host: Any, *, executing: bool = True) -> list[Any]:
-    return commands_of(
-        smoke.verified, host, executing=executing, test=SMOKE, release_id="3abadcf8e3b5c3fa"
-    )
+IN_ORDER = rolled_out(Case(board="raspberry-pi-5"))
+DESIRED = IN_ORDER.desired
+ELSEWHERE = CpuSet.parse("0-3")
+START = "timeout 180 systemctl start edgellm.service"
+
+
+def found(scripted_host: Any, *hosts: RolledOut, answers: Iterable[Any] = ()) -> Any:
+    """A host that is found as these, one after another where it changes by itself.
+
+    `answers`: of the commands that are no fact. Reading all facts at once has no answer, so that
+    each is asked alone.
+    """
+    one_by_one = list(hosts or (IN_ORDER,))
+    host = scripted_host(answers=answers)
+    run = host.run_shell_command
+
+    def get_fact(fact: type, **asked: Any) -> Any:
+        observed = one_by_one[0].observed
+        if fact is Effective and len(one_by_one) > 1:
+            del one_by_one[0]
+        values = {
+            "HostProfileFact": observed.profile,
+            "PathStates": observed.paths,
+            "ArtifactsWhole": observed.whole,
+            "Service": observed.service,
+            "Effective": observed.effective,
+        }
+        return values[fact.__name__]
+
+    def run_shell_command(command: StringCommand, **arguments: Any) -> Any:
+        if command.get_raw_value() == "sh -s":
+            return False, CommandOutput([])
+        return run(command, **arguments)
+
+    host.get_fact, host.run_shell_command = get_fact, run_shell_command
+    return host
+
+
+def verify(
+    commands_of: Commands, host: Any, *, executing: bool = True, test: SmokeTest = SMOKE
+) -> list[Any]:
+    return commands_of(smoke.verified, host, executing=executing, test=test, desired=DESIRED)
+
+
+def prove(commands_of: Commands, host: Any) -> list[Any]:
+    """The comparison after the smoke test."""
+    return commands_of(smoke.in_order, host, executing=True, release_id=DESIRED.release_id)
 
 
 def test_nothing_is_asked_of_a_host_before_the_run_executes(
-    scripted_host: Any, commands_of: Commands
+    scripted_host: Any, commands_of: Commands, notes: recorder.Run
 ) -> None:
     host = scripted_host()
     assert verify(commands_of, host, executing=False) == []
+    assert commands_of(smoke.in_order, host, release_id=DESIRED.release_id) == []
     assert host.commands == []
+    assert notes.hosts == {}
 
 
 def test_a_healthy_host_is_no_change_and_is_noted_as_verified(
     scripted_host: Any, commands_of: Commands, notes: recorder.Run
 ) -> None:
-    host = scripted_host(answers=[HEALTHY])
+    host = found(scripted_host, answers=[HEALTHY])
     assert verify(commands_of, host) == []
     assert host.noop_description == (
-        "release 3abadcf8e3b5c3fa: median TTFT 112 ms (n=5), budget 1500 ms"
+        f"release {DESIRED.release_id}: median TTFT 112 ms (n=5), budget 1500 ms"
     )
+    assert prove(commands_of, host) == []
     noted = notes.hosts["pi5-01"]
-    assert (noted.verified, noted.release) == (True, "3abadcf8e3b5c3fa")
+    assert (noted.verified, noted.release) == (True, DESIRED.release_id)
     assert noted.smoke is not None
     assert noted.smoke.median_ttft_ms == 112.4
+    assert noted.knobs == compare(DESIRED, IN_ORDER.observed)
+
+
+def test_an_answer_alone_does_not_verify_a_host(
+    scripted_host: Any, commands_of: Commands, notes: recorder.Run
+) -> None:
+    verify(commands_of, found(scripted_host, answers=[HEALTHY]))
+    assert not notes.hosts["pi5-01"].verified
+
+
+@pytest.mark.parametrize(
+    ("other", "have"),
+    [
+        pytest.param(
+            IN_ORDER.threaded(1, cpus=ELSEWHERE),
+            "cpus: 1 of 3 threads, such as engine-1 (813), may run on 0-3, not 1-3",
+            id="CPUs",
+        ),
+        pytest.param(
+            IN_ORDER.threaded(2, policy="other"),
+            "scheduling: 1 of 3 threads, such as engine-2 (814), run as other, not batch",
+            id="policy",
+        ),
+        pytest.param(
+            IN_ORDER.in_force(
+                foreign_drop_ins=("/etc/systemd/system/edgellm.service.d/nice.conf",)
+            ),
+            "drop_ins: /etc/systemd/system/edgellm.service.d/nice.conf changes what our units say",
+            id="drop-in",
+        ),
+    ],
+)
+def test_a_server_that_answers_but_does_not_run_as_planned_is_unhealthy(
+    scripted_host: Any, commands_of: Commands, notes: recorder.Run, other: RolledOut, have: str
+) -> None:
+    host = found(scripted_host, other, answers=[HEALTHY])
+    error = failure_of(verify(commands_of, host))
+    assert (error.what, error.have) == ("the running server", have)
+    assert "take away" in error.fix
+    noted = notes.hosts["pi5-01"]
+    assert not noted.verified
+    assert noted.smoke is not None
+    assert noted.knobs == compare(DESIRED, other.observed)
+
+
+def test_a_knob_that_is_still_off_leaves_the_release_but_fails_the_host(
+    scripted_host: Any, commands_of: Commands, notes: recorder.Run
+) -> None:
+    other = IN_ORDER.in_force(swappiness=60).lying(layout.LIMITS_CONF, mode="0666")
+    host = found(scripted_host, other, answers=[HEALTHY])
+    assert verify(commands_of, host) == []
+    error = failure_of(prove(commands_of, host))
+    assert error.what == "effective state"
+    assert error.have == "swappiness: 60 now; login_limits: mode 0666, not 0644"
+    assert "deploys/audit.py" in error.fix
+    assert not notes.hosts["pi5-01"].verified
+
+
+def test_what_the_host_cannot_have_or_tell_does_not_fail_it(
+    scripted_host: Any, commands_of: Commands, notes: recorder.Run
+) -> None:
+    other = IN_ORDER.in_force(swappiness_of_kernel=False).running(program=None)
+    host = found(scripted_host, other, answers=[HEALTHY])
+    assert verify(commands_of, host) == []
+    verdicts = {state.verdict for state in notes.hosts["pi5-01"].knobs}
+    assert {Verdict.LIMITED, Verdict.UNKNOWN} <= verdicts
+    assert prove(commands_of, host) == []
+    assert notes.hosts["pi5-01"].verified
+
+
+def test_what_was_read_while_the_server_still_loaded_is_read_again(
+    scripted_host: Any, commands_of: Commands
+) -> None:
+    loading = IN_ORDER.in_force(service_state="activating").threaded(cpus=ELSEWHERE)
+    host = found(scripted_host, loading, IN_ORDER, answers=[HEALTHY])
+    assert verify(commands_of, host) == []
+
+
+# Where no request is asked for
+
+NO_REQUESTS = replace(SMOKE, requests=0)
+
+
+def test_without_requests_a_server_that_is_ready_is_asked_nothing(
+    scripted_host: Any, commands_of: Commands
+) -> None:
+    host = found(scripted_host)
+    assert verify(commands_of, host, test=NO_REQUESTS) == []
+    assert host.commands == []
+    assert "no smoke test asked for" in host.noop_description
+
+
+def test_without_requests_a_server_that_still_loads_is_waited_for(
+    scripted_host: Any, commands_of: Commands, notes: recorder.Run
+) -> None:
+    loading = IN_ORDER.in_force(service_state="activating")
+    host = found(scripted_host, loading, IN_ORDER, answers=[[]])
+    assert verify(commands_of, host, test=NO_REQUESTS) == []
+    assert [command.get_raw_value() for command in host.commands] == [START]
+    assert host.timeouts_s[0] > 180
+    assert notes.hosts["pi5-01"].knobs == compare(DESIRED, IN_ORDER.observed)
+    assert notes.hosts["pi5-01"].smoke is None
+
+
+@pytest.mark.parametrize(
+    ("said", "have"),
+    [((), "not ready within 180 s"), (("Job for edgellm.service failed.",), "Job for edgellm")],
+)
+def test_without_requests_a_server_that_does_not_get_ready_is_unhealthy(
+    scripted_host: Any, commands_of: Commands, said: tuple[str, ...], have: str
+) -> None:
+    host = found(scripted_host, IN_ORDER.in_force(service_state="activating"), answers=[said])
+    error = failure_of(verify(commands_of, host, test=NO_REQUESTS))
+    assert have in error.have
+
+
+@pytest.mark.parametrize("other", [IN_ORDER.threaded(cpus=ELSEWHERE)], ids=["CPUs"])
+def test_without_requests_the_threads_are_looked_at_all_the_same(
+    scripted_host: Any, commands_of: Commands, other: RolledOut
+) -> None:
+    error = failure_of(verify(commands_of, found(scripted_host, other), test=NO_REQUESTS))
+    assert error.have.startswith("cpus: 3 of 3 threads")
 
 
 def test_the_probe_is_asked_with_every_deadline_of_the_settings_and_no_key(
     scripted_host: Any, commands_of: Commands
 ) -> None:
-    host = scripted_host(answers=[HEALTHY])
+    host = found(scripted_host, answers=[HEALTHY])
     verify(commands_of, host)
     (command,) = host.commands
     assert command.get_raw_value() == (
@@ -361,6 +575,72 @@ def test_giving_up_without_a_reason_has_one_of_its_own(
     assert "the smoke test failed" in error.have
 
 
+# What a verified host keeps
+
+REALTIME = rolled_out(
+    Case(
+        board="raspberry-pi-5",
+        settings={"scheduling": "rr", "scheduling_priority": 5, "allow_realtime": True},
+    )
+)
+
+
+def keep(commands_of: Commands, host: Any, case: RolledOut, profile: HostProfile) -> list[Any]:
+    return commands_of(
+        record.confirmed,
+        host,
+        executing=True,
+        release_id=case.desired.release_id,
+        plan=case.plan,
+        profile=profile,
+    )
+
+
+def test_a_host_that_is_recorded_as_it_is_keeps_its_record(
+    scripted_host: Any, commands_of: Commands
+) -> None:
+    host = found(scripted_host)
+    assert keep(commands_of, host, IN_ORDER, IN_ORDER.observed.profile) == []
+    assert host.noop_description == "the record says so already"
+
+
+@pytest.mark.parametrize("earlier", [None, "6.1.0"], ids=["no record", "another kernel"])
+def test_a_host_that_has_changed_is_recorded_for_root_and_by_standard_input(
+    scripted_host: Any, commands_of: Commands, earlier: str | None
+) -> None:
+    now = IN_ORDER.observed.profile
+    assert now.recorded is not None
+    before = None if earlier is None else replace(now.recorded, kernel=earlier)
+    (command,) = keep(commands_of, found(scripted_host), IN_ORDER, replace(now, recorded=before))
+    (file,) = json.loads(command.connector_arguments["_stdin"])
+    assert (file["path"], file["owner"], file["mode"]) == (layout.RECORDED, "root", "0644")
+    assert file["content"] == now.recorded.to_json_text()
+
+
+@pytest.mark.parametrize("confirmed", [None, "another release"])
+def test_real_time_that_is_planned_and_not_confirmed_yet_is_confirmed(
+    scripted_host: Any, commands_of: Commands, confirmed: str | None
+) -> None:
+    assert REALTIME.plan.scheduling.is_realtime
+    host = found(scripted_host, REALTIME.in_force(realtime_confirmed=confirmed))
+    (command,) = keep(commands_of, host, REALTIME, REALTIME.observed.profile)
+    said = command.get_raw_value()
+    assert said == service.confirmation(REALTIME.desired.release_id).get_raw_value()
+
+
+def test_real_time_that_is_confirmed_is_not_confirmed_again(
+    scripted_host: Any, commands_of: Commands
+) -> None:
+    host = found(scripted_host, REALTIME)
+    assert keep(commands_of, host, REALTIME, REALTIME.observed.profile) == []
+
+
+def test_a_host_without_real_time_is_not_even_asked_about_it(
+    scripted_host: Any, commands_of: Commands
+) -> None:
+    assert keep(commands_of, scripted_host(), IN_ORDER, IN_ORDER.observed.profile) == []
+
+
 # The service
 
 RUNNING = ServiceState(
@@ -376,26 +656,38 @@ RUNNING = ServiceState(
 )
 
 
-def test_a_service_whose_files_this_run_has_mended_is_restarted(
-    scripted_host: Any, commands_of: Commands
-) -> None:
-    host = scripted_host({"service.Service": RUNNING})
-    found = commands_of(
-        service.running, host, executing=True, release_id="a", repaired=lambda: True
-    )
+@pytest.fixture
+def run(
+    scripted_host: Any, commands_of: Commands, plan_of: Any, effect_of: Any
+) -> Callable[..., list[Any]]:
+    """run(repaired=True): what it does where release "a" runs as planned."""
+    plan = plan_of("n100")
+    facts = {"service.Service": RUNNING, "effective.Effective": effect_of(plan)}
+
+    def build(*, repaired: bool) -> list[Any]:
+        return commands_of(
+            service.running,
+            scripted_host(facts),
+            executing=True,
+            release_id="a",
+            plan=plan,
+            repaired=lambda: repaired,
+        )
+
+    return build
+
+
+def test_a_service_whose_files_this_run_has_mended_is_restarted(run: Commands) -> None:
+    found = run(repaired=True)
     assert [command.get_raw_value() for command in found][-1] == (
         "systemctl stop edgellm.service ; systemctl start --no-block edgellm.service"
     )
 
 
 def test_a_service_whose_files_were_as_planned_is_left_running(
-    scripted_host: Any, commands_of: Commands, notes: recorder.Run
+    run: Commands, notes: recorder.Run
 ) -> None:
-    host = scripted_host({"service.Service": RUNNING})
-    found = commands_of(
-        service.running, host, executing=True, release_id="a", repaired=lambda: False
-    )
-    assert found == []
+    assert run(repaired=False) == []
     assert notes.hosts["pi5-01"].release == "a"
 
 
@@ -481,12 +773,19 @@ UNANSWERED = [
     ),
     pytest.param(paths.absent, {"paths": ("/etc/x",)}, id="paths.absent"),
     pytest.param(kernel.swappiness_in_force, {"swappiness": 10}, id="kernel.swappiness_in_force"),
-    pytest.param(kernel.swappiness_put_back, {}, id="kernel.swappiness_put_back"),
+    pytest.param(kernel.swappiness_in_force, {"swappiness": None}, id="kernel.swappiness put back"),
+    pytest.param(
+        kernel.governor_in_force, {"governor": "schedutil"}, id="kernel.governor_in_force"
+    ),
+    pytest.param(kernel.governor_in_force, {"governor": None}, id="kernel.governor put back"),
+    pytest.param(cores.reserved, {"cpus": CpuSet.parse("0-1")}, id="cores.reserved"),
+    pytest.param(cores.reserved, {"cpus": None}, id="cores.reserved no longer"),
     pytest.param(zram.in_force, {"plan": OWN_ZRAM}, id="zram.in_force"),
     pytest.param(zram.own_absent, {}, id="zram.own_absent"),
     pytest.param(service.account_present, {}, id="service.account_present"),
     pytest.param(service.account_absent, {}, id="service.account_absent"),
-    pytest.param(service.running, {"release_id": "a"}, id="service.running"),
+    # Without an answer it does not come to the plan
+    pytest.param(service.running, {"release_id": "a", "plan": None}, id="service.running"),
     pytest.param(service.stopped, {}, id="service.stopped"),
     pytest.param(service.rolled_back, {"required": True}, id="service.rolled_back"),
     pytest.param(service.releases_pruned, {"keep": 2}, id="service.releases_pruned"),

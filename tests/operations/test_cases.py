@@ -16,8 +16,12 @@ import edgellm.operations
 
 HERE = Path(__file__).parent
 FOLDERS = sorted(path.name for path in HERE.iterdir() if "." in path.name and path.is_dir())
-# Their arguments and commands hold functions and errors, which YAML cannot write: test_calls.py
-IN_PYTHON = {"model.present", "runtime.present", "smoke.given_up", "smoke.verified"}
+# Their arguments and commands hold functions and errors, which YAML cannot write: test_calls.py,
+# test_trials.py
+IN_PYTHON = {
+    *("model.present", "runtime.present", "smoke.given_up", "smoke.verified"),
+    *("record.confirmed", "smoke.in_order", "trials.measured"),
+}
 
 for _folder in FOLDERS:
     globals()[f"Test_{_folder.replace('.', '_')}"] = make_operation_tests(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edgellm.cpuset import CpuSet
 from edgellm.fitness import check_host
-from edgellm.hardware import CpuCluster, HostProfile, NumaNode, Swap, plain
+from edgellm.hardware import CpuCluster, CpuFreq, HostProfile, NumaNode, RecordedHost, Swap, plain
 from edgellm.parse import parse_profile
 from edgellm.settings import Settings
 from edgellm.tuning import (
@@ -32,6 +32,11 @@ BOARDS = tuple(
 MIB = 1 << 20
 
 speeds = st.sampled_from([None, 250, 397, 760, 905, 1024])
+governors = st.builds(
+    CpuFreq,
+    governors=st.sampled_from([("powersave",), ("ondemand", "performance")]),
+    available=st.sampled_from([(), ("performance", "powersave"), ("ondemand", "performance")]),
+)
 capacities = st.integers(min_value=256 * MIB, max_value=256 << 30)
 
 
@@ -66,7 +71,7 @@ def profiles(draw: st.DrawFn) -> HostProfile:
     )
     nodes = tuple(
         NumaNode(node=n, cpus=part, mem_total_bytes=draw(st.none() | capacities))
-        for n, part in enumerate(split(draw, online, 2))
+        for n, part in enumerate(split(draw, online, 4))
     )
     total = draw(capacities)
     swaps = tuple(
@@ -75,6 +80,7 @@ def profiles(draw: st.DrawFn) -> HostProfile:
     )
     return replace(
         base,
+        virtualization=draw(st.sampled_from([None, "kvm", "lxc"])),
         cpus_online=online,
         clusters=clusters,
         smt_siblings=draw(st.sampled_from([(), siblings])),
@@ -83,19 +89,29 @@ def profiles(draw: st.DrawFn) -> HostProfile:
             base.kernel,
             isolated_cpus=draw(st.just(CpuSet(cpus=())) | some),
             zram_module=draw(st.booleans()),
+            rt_runtime_us=draw(st.sampled_from([None, -1, 0, 950_000, 1_000_000])),
         ),
         cgroup=replace(
             base.cgroup,
             effective_cpus=draw(st.none() | some),
             quota_cpus=draw(st.none() | st.floats(min_value=0.05, max_value=64)),
             controllers=tuple(draw(st.sets(st.sampled_from(["cpu", "cpuset", "memory"])))),
+            effective_nodes=draw(st.none() | st.sampled_from(["0", "1", "0-3"]).map(CpuSet.parse)),
         ),
         tools=replace(
             base.tools,
             numactl=draw(st.booleans()),
             numactl_works=draw(st.booleans()),
             chrt=draw(st.booleans()),
-            zram_manager=draw(st.sampled_from([None, "edgellm", "zram-tools"])),
+            zram_manager=draw(st.sampled_from([None, "edgellm", "zram-tools", "rpi-swap"])),
+            zram_generator=draw(st.booleans()),
+            realtime_works=draw(st.booleans()),
+            irqbalance=draw(st.booleans()),
+        ),
+        cpufreq=draw(st.none() | governors),
+        swappiness_files=tuple(
+            f"/etc/sysctl.d/{name}.conf"
+            for name in sorted(draw(st.sets(st.sampled_from(["10-a", "99-b", "zzz-c"]))))
         ),
         swaps=swaps,
         mem_total_bytes=total,
@@ -120,9 +136,18 @@ def settings(draw: st.DrawFn) -> Settings:
         "mlock": st.booleans(),
         "install_packages": st.booleans(),
         "numa": st.sampled_from(["auto", "off"]),
+        "reserve_cpus": st.booleans(),
+        "cpu_governor": st.sampled_from(["performance", "schedutil"]),
+        "swappiness": st.integers(min_value=0, max_value=200),
+        "zram": st.sampled_from(["auto", "off"]),
+        "allow_realtime": st.booleans(),
     }
+    policy = draw(st.sampled_from(["other", "batch", "idle", "rr", "fifo"]))
+    data["scheduling"] = policy
     for name in draw(st.sets(st.sampled_from(sorted(optional)))):
         data[name] = draw(optional[name])
+    if policy in ("rr", "fifo"):
+        data |= {"scheduling_priority": 1, "allow_realtime": True}
     return Settings.from_host_data(data, host="edge-01")
 
 
@@ -144,6 +169,8 @@ def test_invariants_of_every_plan(profile: HostProfile, wanted: Settings) -> Non
     assert engine.n_threads >= 1
     assert engine.n_threads * plan.workers <= len(plan.cpus)
     assert engine.n_threads_batch * plan.workers <= len(plan.cpus)
+    if wanted.threads is None:
+        assert engine.n_threads * plan.workers <= len(physical_cores(profile, plan.cpus))
     if profile.cgroup.quota_cpus is not None:
         assert engine.n_threads * plan.workers <= max(1, int(profile.cgroup.quota_cpus))
 
@@ -161,6 +188,38 @@ def test_invariants_of_every_plan(profile: HostProfile, wanted: Settings) -> Non
         assert free
         assert profile.kernel.isolated_cpus or any(set(core.cpus) <= free for core in cores)
 
+    # others keep a whole core, and none of ours
+    if plan.reserved_cpus is not None:
+        rest = set(plan.reserved_cpus.cpus)
+        assert wanted.reserve_cpus
+        assert plan.allowed_cpus is not None
+        assert rest <= visible - cpus - set(profile.kernel.isolated_cpus.cpus)
+        assert any(set(core.cpus) <= rest for core in cores)
+
+    # a binding is to nodes that services may have memory of, on a host of two and more
+    if plan.numa is not None:
+        assert len(profile.numa_nodes) >= 2
+        assert profile.tools.numactl_works or "numactl" in plan.packages
+        assert wanted.numa == "auto"
+        if profile.cgroup.effective_nodes is not None:
+            assert set(plan.numa.nodes) <= set(profile.cgroup.effective_nodes.cpus)
+
+    # real time is acknowledged, has a budget and does not spin
+    if plan.scheduling.is_realtime:
+        assert profile.tools.realtime_works
+        assert 0 < (profile.kernel.rt_runtime_us or 0) < 1_000_000
+        assert wanted.allow_realtime
+        assert plan.omp_wait_policy == "PASSIVE"
+
+    # the clock and the sysctl file
+    if plan.cpu_governor is not None:
+        assert profile.cpufreq is not None
+        assert plan.cpu_governor == wanted.cpu_governor
+        assert plan.cpu_governor in profile.cpufreq.available
+    names = [path.rpartition("/")[2] for path in profile.swappiness_files]
+    if plan.swappiness is not None and max(names, default="") < "zz-edgellm.conf":
+        assert all(name < plan.sysctl_name for name in names)
+
     # memory
     assert plan.memory_needed_bytes == plan.workers * worker_bytes(
         wanted, engine.n_parallel, engine.cache_ram_mib
@@ -174,11 +233,51 @@ def test_invariants_of_every_plan(profile: HostProfile, wanted: Settings) -> Non
     if plan.zram.size_bytes is not None:
         assert plan.zram.size_bytes <= profile.mem_total_bytes // 2
         assert plan.zram.manager in ("zram-generator", "own-unit")
+    foreign_zram = profile.tools.zram_manager not in (None, "edgellm")
+    zram_swap = any(swap.is_zram for swap in profile.swaps)
+    unknown_zram = zram_swap and profile.tools.zram_manager is None
+    if plan.zram.manager in ("zram-generator", "own-unit"):
+        assert profile.kernel.zram_module
+        assert not foreign_zram
+        assert not unknown_zram
+    if plan.zram.manager == "adopted":
+        assert foreign_zram or unknown_zram
     assert plan.swappiness is None or 0 <= plan.swappiness <= 200
+    if wanted.swappiness is None and plan.swappiness is not None:
+        disk = any(not swap.is_zram for swap in profile.swaps)
+        ours = plan.zram.manager in ("zram-generator", "own-unit")
+        others = zram_swap and profile.tools.zram_manager != "edgellm"
+        assert plan.swappiness == (100 if (ours or others) and not disk else 10)
 
     # every reason says something, once
     assert all(r.text and r.knob for r in plan.reasons)
     assert len({(r.knob, r.text) for r in plan.reasons}) == len(plan.reasons)
+
+
+@run_with(max_examples=50, deadline=None)
+@given(profiles(), settings())
+def test_real_time_that_nobody_acknowledged_is_never_planned(
+    profile: HostProfile, wanted: Settings
+) -> None:
+    plan = plan_tuning(profile, replace(wanted, allow_realtime=False))
+    assert not plan.scheduling.is_realtime
+
+
+@run_with(max_examples=50, deadline=None)
+@given(profiles(), settings(), st.floats(min_value=-0.149, max_value=0.149))
+def test_a_second_run_plans_the_same_whatever_memory_is_taken_meanwhile(
+    profile: HostProfile, wanted: Settings, drift: float
+) -> None:
+    plan = plan_tuning(profile, wanted)
+    now = int(RecordedHost.of(profile).mem_available_bytes + drift * profile.mem_total_bytes)
+    again = replace(
+        profile,
+        recorded=RecordedHost.of(profile),
+        mem_available_bytes=max(0, min(now, profile.mem_total_bytes)),
+        mem_own_bytes=0,
+    )
+    assert plan_tuning(again, wanted) == plan
+    assert RecordedHost.of(again) == again.recorded
 
 
 @run_with(max_examples=50, deadline=None)

@@ -1,4 +1,4 @@
-"""artifact_states: whole by the manifest, without reading a byte of the artifact."""
+"""artifact_states: whole by the manifest, and by the bytes."""
 
 from __future__ import annotations
 
@@ -84,7 +84,50 @@ def test_a_manifest_without_its_model_is_not_whole(run: Run, model: Path) -> Non
     assert not model_is_whole(run, model)
 
 
-def test_the_model_is_not_read(run: Run, model: Path) -> None:
+def test_a_byte_that_rotted_under_an_unchanged_stat_is_not_whole(run: Run, model: Path) -> None:
+    flip_a_byte(model)
+    assert not model_is_whole(run, model)
+
+
+def flip_a_byte(path: Path) -> None:
+    """As a worn card does: nothing but the byte tells."""
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.seek(3)
+        (byte,) = file.read(1)
+        file.seek(3)
+        file.write(bytes([byte ^ 1]))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = path.stat()
+    assert (after.st_size, after.st_mtime_ns, after.st_ino) == (
+        before.st_size,
+        before.st_mtime_ns,
+        before.st_ino,
+    )
+
+
+def test_a_model_that_cannot_be_read_is_not_whole_and_no_error(run: Run, model: Path) -> None:
+    # Its manifest still vouches for the stat, and the card gives an error for a block
+    answer = run(
+        "artifact_states",
+        {"models": {str(model): SHA256}, "runtimes": {}},
+        replacing={
+            "    digest = hashlib.sha256()\n    add_bytes": "    raise OSError(5)\n    add_bytes"
+        },
+    ).answer
+    assert answer == {str(model): False}
+
+
+def test_reading_steps_back_for_a_server_that_answers(run: Run, model: Path) -> None:
+    said = run(
+        "artifact_states",
+        {"models": {}, "runtimes": {}},
+        replacing={"print(json.dumps(states))": "print(os.sched_getscheduler(0))"},
+    )
+    assert said.answer == os.SCHED_IDLE
+
+
+def test_a_model_of_another_size_is_not_read(run: Run, model: Path) -> None:
     # A sparse file of 1 TiB could not be hashed within the test's time
     os.truncate(model, 1 << 40)
     assert not model_is_whole(run, model)

@@ -298,3 +298,24 @@ def test_a_file_that_was_damaged_since_is_asked_for_again(receive: Receiver) -> 
     receive("append", CONTENT)
     assert receive("finish")["ok"] is True
     assert receive.path.read_bytes() == CONTENT
+
+
+def test_a_file_that_rotted_untouched_is_asked_for_again_and_stays_until_the_new_one_is_whole(
+    receive: Receiver,
+) -> None:
+    receive("append", CONTENT)
+    receive("finish")
+    before = receive.path.stat()
+    with receive.path.open("r+b") as file:
+        file.write(b"x")
+    os.utime(receive.path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    rotten = receive.path.read_bytes()
+    assert receive("offset") == {"ok": True, "offset": 0}
+    receive("append", CONTENT[:HALF])
+    assert receive.path.read_bytes() == rotten  # a server that starts meanwhile has a file
+    assert receive("offset") == {"ok": True, "offset": HALF}
+    receive("append", CONTENT[HALF:])
+    assert receive("finish") == {"ok": True, "offset": len(CONTENT)}
+    assert receive.path.read_bytes() == CONTENT
+    assert receive.path.stat().st_ino != before.st_ino  # who maps the rotten one can be told
+    assert not receive.part.exists()

@@ -57,16 +57,20 @@ class Host:
                 tar.addfile(info, io.BytesIO(content))
         self.manifest.write_text("{}")
 
-    def unpack(self, **options: Any) -> dict[str, Any]:
-        job = {"archive": str(self.archive), "directory": str(self.directory), "id": ID}
+    def unpack(self, archive: bool = True, **options: Any) -> dict[str, Any]:
+        job = {
+            "archive": str(self.archive) if archive else None,
+            "directory": str(self.directory),
+            "id": ID,
+        }
         done = self._run("unpack_runtime", job, **options)
         assert done.returncode == 0, done.stderr
         answer: dict[str, Any] = done.answer
         return answer
 
-    def is_whole(self) -> bool:
+    def is_whole(self, **options: Any) -> bool:
         wanted = {"models": {}, "runtimes": {str(self.directory): ID}}
-        whole: bool = self._run("artifact_states", wanted).answer[str(self.directory)]
+        whole: bool = self._run("artifact_states", wanted, **options).answer[str(self.directory)]
         return whole
 
     @property
@@ -237,3 +241,54 @@ def test_a_failed_runtime_leaves_the_one_that_is_in_use_alone(host: Host) -> Non
     host.receives(selfcheck="raise SystemExit(1)")
     assert host.unpack()["ok"] is False
     assert host.is_whole()
+
+
+# The host's Python was updated, or a byte has rotted
+
+ANOTHER_PYTHON = {"{sys.version_info.major}.{sys.version_info.minor}": "3.99"}
+
+
+def test_a_byte_that_rotted_under_an_unchanged_stat_makes_a_runtime_not_whole(host: Host) -> None:
+    host.receives(file_member("libengine.so", "x" * 1000))
+    host.unpack()
+    library = host.directory / "libengine.so"
+    before = library.stat()
+    with library.open("r+b") as file:
+        file.write(b"y")
+    os.utime(library, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert not host.is_whole()
+    assert host.unpack(archive=False) == {"ok": False, "kind": "bytes"}
+
+
+def test_a_runtime_that_ran_under_another_python_is_run_again_and_not_unpacked(
+    host: Host,
+) -> None:
+    host.receives()
+    host.unpack()
+    inode = (host.directory / "edgellm_server" / "selfcheck.py").stat().st_ino
+    assert not host.is_whole(replacing=ANOTHER_PYTHON)
+    answer = host.unpack(archive=False, replacing=ANOTHER_PYTHON)
+    assert answer == {"ok": True, "selfcheck": {"ok": True, "engine": "1.0"}}
+    assert host.is_whole(replacing=ANOTHER_PYTHON)
+    assert not host.is_whole()
+    assert (host.directory / "edgellm_server" / "selfcheck.py").stat().st_ino == inode
+    assert not list(host.directory.rglob("__pycache__"))
+
+
+def test_a_runtime_that_does_not_run_under_another_python_stays_not_whole(host: Host) -> None:
+    host.receives(selfcheck=f"import os\nif os.path.exists('{host.outside}/updated'): 1/0\n{OK}")
+    host.unpack()
+    (host.outside / "updated").touch()
+    answer = host.unpack(archive=False, replacing=ANOTHER_PYTHON)
+    assert answer == {
+        "ok": False,
+        "kind": "selfcheck",
+        "error": "ZeroDivisionError: division by zero",
+    }
+    assert host.names == [ID]
+    assert not host.is_whole(replacing=ANOTHER_PYTHON)
+
+
+def test_a_runtime_that_is_not_there_has_nothing_to_run_again(host: Host) -> None:
+    assert host.unpack(archive=False) == {"ok": False, "kind": "bytes"}
+    assert host.names == []

@@ -8,15 +8,26 @@ import pytest
 
 from edgellm.cpuset import CpuSet
 from edgellm.errors import ParseError
-from edgellm.hardware import Arch, CpuCluster, HostProfile, NumaNode, Swap, ZramDevice
+from edgellm.hardware import (
+    Arch,
+    CpuCluster,
+    CpuFreq,
+    HostProfile,
+    NumaNode,
+    RecordedHost,
+    Swap,
+    ZramDevice,
+)
 from edgellm.parse import (
     has_library,
     parse_cgroup_version,
     parse_clock_skew,
+    parse_cpufreq,
     parse_disk,
     parse_noexec,
     parse_profile,
     parse_quota,
+    parse_recorded,
     parse_temperature,
     parse_throttled,
     parse_uname,
@@ -26,6 +37,17 @@ from edgellm.parse import (
 
 Board = Callable[[str], HostProfile]
 ProbeText = Callable[[str], str]
+
+WHOLE = """{
+ "cgroup_version": 2,
+ "cpus_online": "0-3",
+ "distribution": "debian 12",
+ "kernel": "6.1",
+ "mem_available_bytes": 4000,
+ "mem_total_bytes": 8000,
+ "python": "3.11.2"
+}
+"""  # as it lies in /opt/edgellm/recorded.json
 
 
 def test_raspberry_pi_5_has_16_kib_pages_and_no_memory_controller(board: Board) -> None:
@@ -59,6 +81,44 @@ def test_raspberry_pi_4_tells_of_throttling_and_of_a_foreign_zram_device(board: 
             mountpoint="/var/log",
         ),
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "distribution", "manager", "python"),
+    [
+        ("nuc-i3-5010u", "debian 11", "apt", (3, 9, 2)),
+        ("phytium-d2000", "debian 12", "apt", (3, 11, 2)),
+        ("n100", "debian 13", "apt", (3, 13, 5)),
+        ("jetson-agx-orin", "ubuntu 20.04", "apt", (3, 8, 10)),
+        ("epyc-7313-2-nodes", "ubuntu 22.04", "apt", (3, 10, 12)),
+        ("i5-8250u", "ubuntu 24.04", "apt", (3, 12, 3)),
+        ("raspberry-pi-5", "debian 12", "apt", (3, 11, 2)),  # Raspberry Pi OS, by its own words
+        ("raspberry-pi-5-trixie", "debian 13", "apt", (3, 13, 5)),
+        ("rk3588", "debian 12", "apt", (3, 11, 2)),  # Armbian keeps Debian's ID
+        ("kunpeng-920-4-nodes", "openEuler 22.03", "dnf", (3, 9, 9)),
+        ("kunpeng-920", "openEuler 24.03", "dnf", (3, 11, 6)),
+        ("ampere-altra", "rocky 9.5", "dnf", (3, 9, 21)),
+    ],
+)
+def test_distribution_is_known_with_its_package_manager_and_python(
+    board: Board, name: str, distribution: str, manager: str, python: tuple[int, int, int]
+) -> None:
+    found = board(name)
+    assert f"{found.distribution_id} {found.distribution_version}" == distribution
+    assert found.tools.package_manager == manager
+    assert found.tools.python_version == python
+    assert found.tools.systemd_version is not None
+
+
+@pytest.mark.parametrize("name", ["raspberry-pi-4", "raspberry-pi-5", "raspberry-pi-5-trixie"])
+def test_raspberry_pi_os_is_known_by_its_board_and_kernel(board: Board, name: str) -> None:
+    pi = board(name)
+    assert (pi.board_model or "").startswith("Raspberry Pi")
+    assert "+rpt-rpi-" in pi.kernel.release
+
+
+def test_armbian_names_itself(board: Board) -> None:
+    assert board("rk3588").distribution_name.startswith("Armbian ")
 
 
 def test_rk3588_has_three_clusters_by_capacity(board: Board) -> None:
@@ -225,6 +285,98 @@ def test_library_for_another_word_size_does_not_count() -> None:
 )
 def test_zram_manager_is_told_from_its_files(paths: tuple[str, ...], manager: str | None) -> None:
     assert parse_zram_manager(paths) == manager
+
+
+@pytest.mark.parametrize(
+    ("name", "manager"),
+    [
+        ("rk3588", "armbian-zram-config"),
+        ("jetson-orin-nano", "nvzramconfig"),
+        ("raspberry-pi-5-trixie", "rpi-swap"),
+    ],
+)
+def test_zram_manager_of_a_board_is_known(board: Board, name: str, manager: str) -> None:
+    assert board(name).tools.zram_manager == manager
+
+
+def test_governors_are_told_once_and_as_far_as_all_policies_offer_them() -> None:
+    policy = "/sys/devices/system/cpu/cpufreq/policy"
+    files = {
+        f"{policy}0/scaling_governor": "ondemand",
+        f"{policy}4/scaling_governor": "performance",
+        f"{policy}6/scaling_governor": "ondemand",
+        f"{policy}0/scaling_available_governors": "conservative ondemand performance",
+        f"{policy}4/scaling_available_governors": "performance ondemand",
+        f"{policy}6/scaling_available_governors": "ondemand performance schedutil",
+    }
+    assert parse_cpufreq(files) == CpuFreq(
+        governors=("ondemand", "performance"), available=("ondemand", "performance")
+    )
+    assert parse_cpufreq({}) is None
+
+
+def test_governors_that_no_two_policies_share_are_not_available() -> None:
+    policy = "/sys/devices/system/cpu/cpufreq/policy"
+    files = {
+        f"{policy}0/scaling_governor": "a",
+        f"{policy}0/scaling_available_governors": "a",
+        f"{policy}1/scaling_available_governors": "b",
+        f"{policy}2/scaling_available_governors": "c",
+    }
+    assert parse_cpufreq(files) == CpuFreq(governors=("a",), available=())
+
+
+def test_real_time_and_daemons_are_read_from_the_probe(board: Board) -> None:
+    laptop, server = board("i5-8250u"), board("epyc-7313-2-nodes")
+    assert laptop.kernel.rt_runtime_us == 950_000
+    assert laptop.tools.realtime_works
+    assert laptop.tools.power_profiles_daemon
+    assert not laptop.tools.irqbalance
+    assert server.tools.irqbalance
+    assert not server.tools.power_profiles_daemon
+    assert not board("jetson-agx-orin").tools.realtime_works
+
+
+def test_budget_without_limit_is_minus_one(probe_text: ProbeText) -> None:
+    text = probe_text("rk3588").replace("sched_rt_runtime_us:950000", "sched_rt_runtime_us:-1")
+    assert parse_profile(text, control_time_s=None).kernel.rt_runtime_us == -1
+
+
+def test_memory_nodes_of_services_are_pid_1s(board: Board, probe_text: ProbeText) -> None:
+    assert board("kunpeng-920").cgroup.effective_nodes == CpuSet.parse("0-1")
+    older = probe_text("kunpeng-920").replace("Mems_allowed_list:\t0-1\n", "")
+    assert parse_profile(older, control_time_s=None).cgroup.effective_nodes is None
+
+
+def test_what_was_recorded_comes_back(board: Board, probe_text: ProbeText) -> None:
+    recorded = RecordedHost.of(board("n100"))
+    text = probe_text("n100").replace("@@ recorded\n", f"@@ recorded\n{recorded.to_json_text()}")
+    text = text.replace("@@ measured\n", '@@ measured\n{\n "winner": "batch"\n}\n\n')
+    host = parse_profile(text, control_time_s=None)
+    assert host.recorded == recorded
+    assert host.measured_json == '{\n"winner": "batch"\n}'
+    assert (board("n100").recorded, board("n100").measured_json) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (),
+        ("{",),
+        ("[]",),
+        ("null",),
+        ('{"kernel": "6.1"}',),
+        tuple(WHOLE.replace('"kernel": "6.1"', '"kernel": 6').splitlines()),
+        tuple(WHOLE.replace("4000", "-1").splitlines()),
+        tuple(WHOLE.replace("4000", '"x"').splitlines()),
+        tuple(WHOLE.replace("4000", "true").splitlines()),
+        tuple(WHOLE.replace('"cgroup_version": 2', '"cgroup_version": [2]').splitlines()),
+        tuple(WHOLE.replace("{", '{"more": 1,', 1).splitlines()),
+    ],
+)
+def test_record_that_is_not_ours_counts_as_none(lines: tuple[str, ...]) -> None:
+    assert parse_recorded(tuple(WHOLE.splitlines())) is not None
+    assert parse_recorded(lines) is None
 
 
 def test_sysctl_files_of_others_that_set_swappiness_are_listed(probe_text: ProbeText) -> None:

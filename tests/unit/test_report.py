@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from edgellm import layout, recorder
+from edgellm.drift import KnobState, Verdict
 from edgellm.hardware import HostProfile
 from edgellm.health import SmokeResult
 from edgellm.report import (
     FleetReport,
     HostRecord,
     HostStatus,
+    knob_rows,
     reason_lines,
+    short,
     summary,
     table_rows,
+    told,
 )
 from edgellm.settings import Settings
 from edgellm.tuning import LEFT_ALONE, Reason, TuningPlan, plan_tuning
@@ -70,6 +78,22 @@ def report(*hosts: HostRecord) -> FleetReport:
     )
 
 
+def knob(name: str, verdict: Verdict = Verdict.DRIFTED, **changed: Any) -> KnobState:
+    values: dict[str, Any] = {
+        "knob": name,
+        "desired": "10",
+        "configured": "60",
+        "configured_by": "/etc/sysctl.d/99-vendor.conf",
+        "effective": "60",
+        "verdict": verdict,
+        "reason": "60 now",
+    }
+    return KnobState(**{**values, **changed})
+
+
+ENTRYPOINT = f"{layout.RELEASES}/3abadcf8e3b5c3fa/entrypoint.sh"
+
+
 def with_reasons(plan: TuningPlan, *reasons: Reason) -> TuningPlan:
     return replace(plan, reasons=(*reasons, *LEFT_ALONE))
 
@@ -109,6 +133,8 @@ def test_every_host_has_every_key_whatever_became_of_it(
         "output_throughput",
         "plan",
         "reasons",
+        "knobs",
+        "repaired",
     }
     assert entry["status"] == status.value
 
@@ -146,6 +172,35 @@ def test_json_of_a_run_that_never_came_to_its_model_is_complete() -> None:
     assert found["hosts"] == []
 
 
+def test_json_has_the_four_states_of_every_knob_in_the_order_they_were_told() -> None:
+    knobs = (knob("swappiness"), knob("zram", Verdict.LEFT_ALONE, desired=None, reason="enough"))
+    found = report(host("pi5-01", knobs=knobs)).to_json()["hosts"][0]["knobs"]
+    assert found[0] == {
+        "knob": "swappiness",
+        "desired": "10",
+        "configured": "60",
+        "configured_by": "/etc/sysctl.d/99-vendor.conf",
+        "effective": "60",
+        "verdict": "drifted",
+        "reason": "60 now",
+    }
+    assert (found[1]["knob"], found[1]["desired"], found[1]["verdict"]) == (
+        "zram",
+        None,
+        "left alone",
+    )
+
+
+def test_json_names_what_was_repaired_in_full() -> None:
+    entry = report(host("pi5-01", repaired=("swappiness", ENTRYPOINT))).to_json()["hosts"][0]
+    assert entry["repaired"] == ["swappiness", ENTRYPOINT]
+
+
+def test_knobs_of_a_host_that_was_not_compared_are_an_empty_list() -> None:
+    entry = report(host("pi5-01")).to_json()["hosts"][0]
+    assert (entry["knobs"], entry["repaired"]) == ([], [])
+
+
 # The table
 
 
@@ -156,10 +211,13 @@ def test_table_shows_what_needs_a_person_first_and_then_names_in_order() -> None
             host("z-unreachable", status=HostStatus.UNREACHABLE),
             host("a-ok"),
             host("z-failed", status=HostStatus.FAILED),
+            host("a-drifted", status=HostStatus.DRIFTED),
             host("a-failed", status=HostStatus.FAILED),
         )
     )
-    assert [row.host for row in rows] == ["a-failed", "z-failed", "z-unreachable", "a-ok", "b-ok"]
+    assert [row.host for row in rows] == [
+        *("a-failed", "z-failed", "z-unreachable", "a-drifted", "a-ok", "b-ok")
+    ]
 
 
 def test_a_row_has_figures_as_a_person_reads_them() -> None:
@@ -193,6 +251,203 @@ def test_the_note_of_a_healthy_host_names_its_knobs_once_and_warnings_first(
     )
     (row,) = table_rows(report(host("rk-01", plan=with_reasons(plan, *reasons))))
     assert row.notes == "see below: cgroup; left alone: zram"
+
+
+def test_the_note_of_a_host_says_first_what_was_repaired_on_it(plan: TuningPlan) -> None:
+    reason = Reason(knob="zram", text="8 GiB are enough", left_alone=True)
+    record = host("rk-01", plan=with_reasons(plan, reason), repaired=("swappiness", ENTRYPOINT))
+    (row,) = table_rows(report(record))
+    assert row.notes == "repaired: swappiness, entrypoint.sh; left alone: zram"
+
+
+def test_the_note_of_a_drifted_host_is_its_reason() -> None:
+    record = host("rk-01", status=HostStatus.DRIFTED, reason="swappiness: 60 now; fix: …")
+    (row,) = table_rows(report(record))
+    assert (row.status, row.notes) == ("drifted", "swappiness: 60 now; fix: …")
+
+
+# Knobs in words
+
+
+def test_knobs_of_one_verdict_are_told_with_their_reasons() -> None:
+    knobs = (
+        knob("swappiness"),
+        knob("zram", Verdict.UNKNOWN, reason="not read"),
+        knob(ENTRYPOINT, reason="other content"),
+        knob("cpus", Verdict.IN_ORDER, reason=None),
+    )
+    assert told(knobs, Verdict.DRIFTED) == "swappiness: 60 now; entrypoint.sh: other content"
+    assert told(knobs, Verdict.UNKNOWN) == "zram: not read"
+    assert told(knobs, Verdict.LIMITED) == ""
+
+
+def test_of_many_knobs_the_first_are_told_and_the_others_counted() -> None:
+    assert told([knob(f"k{n}") for n in range(6)], Verdict.DRIFTED).endswith("k5: 60 now")
+    found = told([knob(f"k{n}") for n in range(8)], Verdict.DRIFTED)
+    assert found.startswith("k0: 60 now; k1: 60 now; ")
+    assert found.endswith("k5: 60 now; and 2 more")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (ENTRYPOINT, "entrypoint.sh"),
+        (f"{layout.RELEASES}/3abadcf8e3b5c3fa/upstream.d/vllm.service.conf", None),
+        (f"{layout.RELEASES}/3abadcf8e3b5c3fa", f"{layout.RELEASES}/3abadcf8e3b5c3fa"),
+        (layout.RELEASES, layout.RELEASES),
+        (layout.SYSCTL_CONF, layout.SYSCTL_CONF),
+        ("swappiness", "swappiness"),
+    ],
+)
+def test_a_file_of_a_release_is_named_by_its_place_in_it(name: str, expected: str | None) -> None:
+    assert short(name) == (expected or "upstream.d/vllm.service.conf")
+
+
+# The knobs' table
+
+
+def test_the_knobs_table_has_the_drifted_first_then_the_unknown_then_the_limited_by_name() -> None:
+    knobs = (
+        knob("cpu_weight", Verdict.LIMITED),
+        knob("zram"),
+        knob("numa", Verdict.UNKNOWN),
+        knob("cpus", Verdict.IN_ORDER),
+        knob("packages", Verdict.LEFT_ALONE),
+        knob("account"),
+    )
+    rows = knob_rows(report(host("pi5-01", knobs=knobs)))
+    assert [(row.knob, row.verdict) for row in rows] == [
+        ("account", "drifted"),
+        ("zram", "drifted"),
+        ("numa", "unknown"),
+        ("cpu_weight", "limited"),
+    ]
+
+
+def test_hosts_that_are_alike_in_a_knob_share_its_row_and_others_do_not() -> None:
+    rows = knob_rows(
+        report(
+            host("c", knobs=(knob("swappiness", effective="100"),)),
+            host("b", knobs=(knob("swappiness"),)),
+            host("a", knobs=(knob("swappiness"), knob("zram", reason="not on"))),
+            host("d"),
+        )
+    )
+    assert [(row.hosts, row.knob, dict(row.states)["effective"]) for row in rows] == [
+        ("a, b", "swappiness", "60"),
+        ("c", "swappiness", "100"),
+        ("a", "zram", "60"),
+    ]
+
+
+def test_a_row_of_the_knobs_table_has_the_states_the_file_and_the_reason() -> None:
+    (row,) = knob_rows(report(host("pi5-01", knobs=(knob("swappiness"),))))
+    assert row.states == (
+        ("desired", "10"),
+        ("configured", "60 by /etc/sysctl.d/99-vendor.conf"),
+        ("effective", "60"),
+    )
+    assert (row.hosts, row.why) == ("pi5-01", "60 now")
+
+
+def test_a_state_that_is_not_known_is_left_out() -> None:
+    unread = knob("numa", Verdict.UNKNOWN, configured=None, configured_by=None, effective=None)
+    (row,) = knob_rows(report(host("pi5-01", knobs=(unread,))))
+    assert row.states == (("desired", "10"),)
+
+
+def test_a_file_is_not_said_to_be_configured_by_itself() -> None:
+    state = knob(ENTRYPOINT, configured_by=ENTRYPOINT, desired="file 0755", effective="file 0644")
+    (row,) = knob_rows(report(host("pi5-01", knobs=(state,))))
+    assert row.knob == "entrypoint.sh"
+    assert row.states == (("desired", "file 0755"), ("effective", "file 0644"))
+
+
+def test_a_file_of_a_release_that_decides_a_knob_is_named_shortly() -> None:
+    state = knob("scheduling", configured="batch", configured_by=ENTRYPOINT)
+    (row,) = knob_rows(report(host("pi5-01", knobs=(state,))))
+    assert dict(row.states)["configured"] == "batch by entrypoint.sh"
+
+
+def test_of_a_host_that_was_never_rolled_out_to_the_knobs_table_has_none() -> None:
+    record = host("new", status=HostStatus.DRIFTED, knobs=(knob("swappiness"),), is_new=True)
+    assert knob_rows(report(record)) == ()
+
+
+# Both on a terminal
+
+
+def shown(found: FleetReport, width: int = 160) -> str:
+    text = io.StringIO()
+    recorder.show(found, Path("reports/x/fleet.json"), Console(file=text, width=width))
+    return text.getvalue()
+
+
+def test_an_audit_shows_knobs_and_no_figures_and_a_roll_out_the_other_way_round() -> None:
+    record = host("pi5-01", status=HostStatus.DRIFTED, knobs=(knob("swappiness"),))
+    audit = shown(replace(report(record), is_audit=True))
+    assert "60 by /etc/sysctl.d/99-vendor.conf" in audit
+    assert "TTFT" not in audit
+    roll_out = shown(report(record))
+    assert "99-vendor.conf" not in roll_out
+    assert "TTFT" in roll_out
+
+
+def test_an_audit_in_which_all_is_in_order_shows_no_knobs() -> None:
+    record = host("pi5-01", knobs=(knob("swappiness", Verdict.IN_ORDER),))
+    assert "swappiness" not in shown(replace(report(record), is_audit=True))
+
+
+def test_what_hosts_say_is_no_markup_of_the_terminals() -> None:
+    states: dict[str, Any] = {
+        "desired": "[bold]",
+        "effective": "[/x]",
+        "reason": "[red]60[/red] now",
+    }
+    record = host("pi5-01", knobs=(knob("/etc/[a]", **states),))
+    text = shown(replace(report(record), is_audit=True))
+    for said in ("/etc/[a]", *states.values()):
+        assert said in text
+
+
+def test_a_path_is_not_cut_on_a_terminal_of_120_columns() -> None:
+    state = knob("login_limits", configured="none", configured_by=layout.LIMITS_CONF)
+    assert f"none by {layout.LIMITS_CONF}" in shown(
+        replace(report(host("factory-floor-0001", knobs=(state,))), is_audit=True), width=120
+    )
+
+
+# The exit code
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code"),
+    [
+        ((), 0),
+        ((HostStatus.OK, HostStatus.OK), 0),
+        ((HostStatus.OK, HostStatus.DRIFTED), 2),
+        ((HostStatus.DRIFTED, HostStatus.DRIFTED), 2),
+        ((HostStatus.OK, HostStatus.FAILED), 1),
+        ((HostStatus.DRIFTED, HostStatus.FAILED), 1),
+        ((HostStatus.UNREACHABLE, HostStatus.DRIFTED, HostStatus.OK), 1),
+        ((HostStatus.UNREACHABLE,), 1),
+    ],
+)
+def test_the_exit_code_is_2_only_where_all_that_is_not_ok_has_drifted(
+    statuses: tuple[HostStatus, ...], code: int
+) -> None:
+    hosts = [host(f"h{n}", status=status) for n, status in enumerate(statuses)]
+    assert recorder.exit_code(report(*hosts)) == code
+
+
+def test_what_could_not_be_told_of_a_drifted_host_keeps_the_exit_code_at_1() -> None:
+    off = knob("swappiness", Verdict.DRIFTED)
+    unread = knob("nofile", Verdict.UNKNOWN)
+    drifted = host("a", status=HostStatus.DRIFTED, knobs=(off,))
+    untold = host("b", status=HostStatus.DRIFTED, knobs=(off, unread))
+    new = host("c", status=HostStatus.DRIFTED, knobs=(unread,), is_new=True)
+    assert recorder.exit_code(report(drifted, new)) == 2
+    assert recorder.exit_code(report(drifted, untold)) == 1
 
 
 # Reasons under the table
@@ -244,6 +499,12 @@ def test_summary_counts_each_status_that_occurs() -> None:
         summary(report(host("a"), host("b"), host("c", status=HostStatus.FAILED)))
         == "3 hosts: 2 ok, 1 failed"
     )
+
+
+def test_summary_counts_the_drifted_after_those_that_could_not_be_told() -> None:
+    statuses = (HostStatus.DRIFTED, HostStatus.OK, HostStatus.UNREACHABLE, HostStatus.DRIFTED)
+    hosts = [host(f"h{n}", status=status) for n, status in enumerate(statuses)]
+    assert summary(report(*hosts)) == "4 hosts: 1 ok, 1 unreachable, 2 drifted"
 
 
 def test_summary_of_one_host_speaks_of_one() -> None:

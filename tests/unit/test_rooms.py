@@ -14,11 +14,14 @@ SERVER = REPO / "edgellm_server"
 
 PURE_ROOMS = (
     "cpuset",
+    "desired",
     "drift",
     "errors",
     "gguf",
     "hardware",
     "health",
+    "layout",
+    "observed",
     "parse",
     "release",
     "report",
@@ -29,7 +32,6 @@ PURE_ROOMS = (
 CONTROL_ROOMS = (
     "cache",
     "inventory",
-    "layout",
     "model_source",
     "render",
     "runtime_build",
@@ -56,7 +58,14 @@ IO_CALLS = frozenset(
 
 
 def existing(rooms: tuple[str, ...]) -> list[Path]:
-    return [path for room in rooms if (path := EDGELLM / f"{room}.py").exists()]
+    """The file of each room, or all files of one that is a folder."""
+    files = [path for room in rooms if (path := EDGELLM / f"{room}.py").exists()]
+    return files + [path for room in rooms for path in sorted((EDGELLM / room).glob("*.py"))]
+
+
+def named(path: Path) -> str:
+    """'cpuset', 'drift/causes'."""
+    return path.relative_to(EDGELLM).with_suffix("").as_posix()
 
 
 @cache
@@ -101,18 +110,18 @@ def edgellm_imports(path: Path) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("path", existing(PURE_ROOMS), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", existing(PURE_ROOMS), ids=named)
 def test_pure_room_touches_nothing_but_its_arguments(path: Path) -> None:
     assert imports(path) & IMPURE == set()
     assert calls(path) & IO_CALLS == set()
 
 
-@pytest.mark.parametrize("path", existing(PURE_ROOMS), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", existing(PURE_ROOMS), ids=named)
 def test_pure_room_imports_pure_rooms_only(path: Path) -> None:
     assert edgellm_imports(path) <= set(PURE_ROOMS)
 
 
-@pytest.mark.parametrize("path", existing(CONTROL_ROOMS), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", existing(CONTROL_ROOMS), ids=named)
 def test_room_of_the_control_machine_does_not_know_pyinfra(path: Path) -> None:
     assert "pyinfra" not in imports(path)
     assert edgellm_imports(path) & {"facts", "operations", "steps", "prepare", "recorder"} == set()

@@ -11,9 +11,10 @@ import pytest
 from edgellm.cpuset import CpuSet
 from edgellm.errors import EdgellmError
 from edgellm.fitness import check_host
-from edgellm.hardware import Arch, HostProfile, Swap, ZramDevice
+from edgellm.hardware import Arch, CpuFreq, HostProfile, RecordedHost, Swap, ZramDevice
+from edgellm.parse import ZRAM_MANAGER_FILES
 from edgellm.settings import Settings
-from edgellm.tuning import NumaBinding, Reason, TuningPlan, plan_tuning
+from edgellm.tuning import NumaBinding, Reason, TuningPlan, available_memory, plan_tuning
 
 Board = Callable[[str], HostProfile]
 SettingsWith = Callable[..., Settings]
@@ -56,6 +57,37 @@ ZRAM_SWAP = Swap(path="/dev/zram0", kind="partition", size_bytes=GIB, used_bytes
 
 
 # --- CPUs
+
+
+@pytest.mark.parametrize(
+    ("name", "cpus", "threads"),
+    [
+        ("ampere-altra", "1-79", 16),  # 80 equal cores: decode is not split further
+        ("cloud-vm-quota", "1-3", 1),  # a quota of 1.5 CPUs
+        ("epyc-7313-2-nodes", "1-31,33-63", 15),  # a worker; core 0 is CPUs 0 and 32
+        ("firecracker-vm", "0-1", 2),
+        ("i5-8250u", "1-3,5-7", 3),
+        ("jetson-agx-orin", "1-7", 7),  # 8 of 12 cores are on line
+        ("jetson-orin-nano", "1-5", 5),
+        ("kunpeng-920", "1-47", 16),
+        ("kunpeng-920-4-nodes", "1-127", 16),
+        ("n100", "1-3", 3),
+        ("nuc-i3-5010u", "0-3", 2),  # two cores: none is set aside, siblings get no thread
+        ("orion-o6", "0,5-11", 8),
+        ("phytium-d2000", "1-7", 7),
+        ("podman-container", "1-3", 3),
+        ("raspberry-pi-4", "1-3", 3),
+        ("raspberry-pi-5", "1-3", 3),
+        ("raspberry-pi-5-trixie", "1-3", 3),
+        ("rk3588", "4-7", 4),
+        ("x86-no-avx2", "1-3", 3),
+    ],
+)
+def test_every_board_decodes_on_its_fast_cores_one_thread_each(
+    plan: Plan, name: str, cpus: str, threads: int
+) -> None:
+    found = plan(name)
+    assert (str(found.cpus), found.engine.n_threads) == (cpus, threads)
 
 
 def test_big_little_board_decodes_on_its_big_cores(plan: Plan) -> None:
@@ -155,6 +187,17 @@ def test_quota_bounds_the_threads_and_ends_spinning(plan: Plan) -> None:
     assert "CFS quota of 1.5 CPUs" in reason(vm, "threads").text
 
 
+def test_quota_of_one_cpu_serves_as_many_at_once_as_one_core(board: Board, plan: Plan) -> None:
+    one_core = replace(board("n100"), cpus_online=CpuSet.parse("0"))
+    one_core = with_cgroup(one_core, effective_cpus=None)
+    for name in ("cloud-vm-quota", one_core):
+        found = plan(name)
+        assert found.engine.n_parallel == 4
+        assert reason(found, "n_parallel").text.startswith("4: the time of one CPU")
+    assert plan(with_cgroup(board("cloud-vm-quota"), quota_cpus=2.0)).engine.n_parallel == 8
+    assert plan("raspberry-pi-5", workers=3).engine.n_parallel == 4  # a core for each worker
+
+
 def test_cpus_of_the_inventory_are_clamped_with_a_warning(plan: Plan) -> None:
     pi = plan("raspberry-pi-5", cpus="2-5")
     assert str(pi.cpus) == "2-3"
@@ -238,7 +281,11 @@ def test_numa_off_means_off(plan: Plan) -> None:
 def test_workers_of_the_inventory_are_bounded_by_memory(plan: Plan) -> None:
     pi = plan("raspberry-pi-4", workers=3)  # 2 GB: one model and its copy, not three
     assert pi.workers == 1
-    assert reason(pi, "workers").warning
+    assert reason(pi, "workers") == Reason(
+        knob="workers",
+        text="1 instead of 3: memory carries 1 of 1033 MB, cores and quota carry 3",
+        warning=True,
+    )
 
 
 def test_workers_share_the_cores_in_whole(plan: Plan) -> None:
@@ -293,6 +340,8 @@ def test_mlock_off_in_the_inventory_stays_off(plan: Plan) -> None:
 
 # --- scheduling
 
+REALTIME = {"scheduling": "rr", "scheduling_priority": 10, "allow_realtime": True}
+
 
 def test_default_policy_is_batch_at_exec(plan: Plan) -> None:
     pi = plan("raspberry-pi-5")
@@ -302,14 +351,214 @@ def test_default_policy_is_batch_at_exec(plan: Plan) -> None:
 
 
 def test_real_time_is_refused_on_tegra_even_when_acknowledged(plan: Plan) -> None:
-    realtime = {"scheduling": "rr", "scheduling_priority": 10, "allow_realtime": True}
-    jetson = plan("jetson-orin-nano", **realtime)
+    jetson = plan("jetson-orin-nano", **REALTIME)
     assert jetson.scheduling.policy == "batch"
     assert jetson.scheduling.priority == 0
     assert reason(jetson, "scheduling").warning
-    rk3588 = plan("rk3588", **realtime)
+    rk3588 = plan("rk3588", **REALTIME)
     assert (rk3588.scheduling.policy, rk3588.scheduling.priority) == ("rr", 10)
     assert rk3588.omp_wait_policy == "PASSIVE"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "tools", "why"),
+    [
+        ({"rt_runtime_us": -1}, {}, "sched_rt_runtime_us=-1"),
+        ({"rt_runtime_us": 1_000_000}, {}, "sched_rt_runtime_us=1000000"),  # all of a period
+        ({"rt_runtime_us": 0}, {}, "sched_rt_runtime_us=0"),
+        ({"rt_runtime_us": None}, {}, "does not tell"),
+        ({}, {"realtime_works": False}, "chrt --fifo was refused"),
+    ],
+)
+def test_real_time_without_a_budget_that_works_is_batch(
+    board: Board, plan: Plan, kernel: dict[str, Any], tools: dict[str, Any], why: str
+) -> None:
+    host = board("rk3588")
+    host = with_tools(replace(host, kernel=replace(host.kernel, **kernel)), **tools)
+    found = plan(host, **REALTIME)
+    assert (found.scheduling.policy, found.scheduling.priority) == ("batch", 0)
+    assert not found.scheduling.is_realtime
+    assert found.omp_wait_policy is None
+    assert reason(found, "scheduling").warning
+    assert why in reason(found, "scheduling").text
+
+
+def test_real_time_is_for_who_acknowledges_it(board: Board, settings_with: SettingsWith) -> None:
+    asked = settings_with(**REALTIME)
+    assert plan_tuning(board("rk3588"), asked).scheduling.is_realtime
+    silent = replace(asked, allow_realtime=False)
+    assert plan_tuning(board("rk3588"), silent).scheduling.policy == "batch"
+
+
+@pytest.mark.parametrize("policy", ["other", "batch", "idle"])
+def test_policies_that_harm_nobody_need_no_acknowledgement(plan: Plan, policy: str) -> None:
+    found = plan("rk3588", scheduling=policy)
+    assert (found.scheduling.policy, found.scheduling.priority) == (policy, 0)
+    assert found.scheduling.chrt_flag == f"--{policy}"
+    assert not reason(found, "scheduling").warning
+
+
+def test_real_time_refused_on_cgroup_v1_names_the_usual_cause(board: Board, plan: Plan) -> None:
+    host = with_tools(with_cgroup(board("rk3588"), version=1), realtime_works=False)
+    assert "RT_GROUP_SCHED" in reason(plan(host, **REALTIME), "scheduling").text
+
+
+def test_an_upstreams_unit_never_gets_real_time(plan: Plan) -> None:
+    assert plan("rk3588", **REALTIME).scheduling.is_realtime
+    found = plan("rk3588", **REALTIME, **FORWARD)
+    assert found.scheduling.policy == "batch"
+    assert reason(found, "scheduling").warning
+
+
+# --- cores for the server alone
+
+
+def test_others_keep_all_cores_unless_asked(plan: Plan) -> None:
+    assert plan("rk3588").reserved_cpus is None
+    assert reason(plan("rk3588"), "reserved_cpus").left_alone
+
+
+@pytest.mark.parametrize(
+    ("name", "reserved"),
+    [
+        ("rk3588", "0-3"),
+        ("orion-o6", "1-4"),
+        ("n100", "0"),
+        ("i5-8250u", "0,4"),  # a core is both its threads
+        ("epyc-7313-2-nodes", "0,32"),
+    ],
+)
+def test_reserve_cpus_leaves_others_what_the_server_does_not_use(
+    plan: Plan, name: str, reserved: str
+) -> None:
+    found = plan(name, reserve_cpus=True)
+    assert str(found.reserved_cpus) == reserved
+    assert found.allowed_cpus is not None
+    assert not found.reserved_cpus & found.allowed_cpus
+    assert not reason(found, "reserved_cpus").warning
+
+
+def test_isolated_cpus_are_not_given_to_others(board: Board, plan: Plan) -> None:
+    host = board("n100")
+    host = replace(host, kernel=replace(host.kernel, isolated_cpus=CpuSet.parse("1")))
+    found = plan(host, reserve_cpus=True, cpus="2-3")
+    assert str(found.reserved_cpus) == "0"
+
+
+@pytest.mark.parametrize("cpus", ["0-3,5-7", "0-7"])
+def test_no_cores_are_reserved_where_no_whole_one_would_be_left(plan: Plan, cpus: str) -> None:
+    found = plan("i5-8250u", reserve_cpus=True, cpus=cpus)  # 4 is the sibling of 0
+    assert found.reserved_cpus is None
+    assert reason(found, "reserved_cpus").warning
+    assert "no whole core is left" in reason(found, "reserved_cpus").text
+
+
+def test_reserving_without_the_controller_says_what_brings_it_back(
+    board: Board, plan: Plan
+) -> None:
+    pi = plan(with_cgroup(board("raspberry-pi-5"), controllers=("cpu",)), reserve_cpus=True)
+    assert pi.reserved_cpus is None
+    assert reason(pi, "reserved_cpus").warning
+    assert "cgroup_enable=cpuset" in reason(pi, "reserved_cpus").text
+    assert "/boot/firmware/cmdline.txt and reboot" in reason(pi, "reserved_cpus").text
+    assert str(pi.affinity) == "1-3"  # the best that works
+
+
+# --- the clock
+
+
+def test_governor_is_left_as_it_is_unless_asked(plan: Plan) -> None:
+    assert plan("rk3588").cpu_governor is None
+    assert reason(plan("rk3588"), "cpu_governor").text.startswith("ondemand, as it is")
+    assert plan("rk3588", cpu_governor="performance").cpu_governor == "performance"
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("n100", "the kernel offers performance, powersave"),
+        ("virtual machine", "no cpufreq here"),
+        ("podman-container", "the kernel that podman shares"),
+    ],
+)
+def test_governor_that_cannot_be_had_is_said(board: Board, plan: Plan, name: str, why: str) -> None:
+    host = replace(board("n100"), cpufreq=None) if name == "virtual machine" else board(name)
+    found = plan(host, cpu_governor="schedutil")
+    assert found.cpu_governor is None
+    assert reason(found, "cpu_governor").warning
+    assert why in reason(found, "cpu_governor").text
+
+
+def test_generic_powersave_is_warned_of_and_pstates_own_is_not(board: Board, plan: Plan) -> None:
+    assert not reason(plan("n100"), "cpu_governor").warning
+    freq = CpuFreq(governors=("powersave",), available=("performance", "powersave", "schedutil"))
+    slow = reason(plan(replace(board("rk3588"), cpufreq=freq)), "cpu_governor")
+    assert slow.warning
+    assert "cpu_governor=schedutil" in slow.text
+
+
+def test_daemons_that_set_the_governor_too_are_named(board: Board, plan: Plan) -> None:
+    busy = with_tools(board("i5-8250u"), power_profiles_daemon=True, tuned_profile="balanced")
+    text = reason(plan(busy, cpu_governor="performance"), "cpu_governor").text
+    assert "power-profiles-daemon and tuned (balanced)" in text
+
+
+# --- what others do
+
+
+def test_irqbalance_is_told_which_cores_to_keep_off(board: Board, plan: Plan) -> None:
+    server = reason(plan("epyc-7313-2-nodes"), "irqbalance")
+    assert "IRQBALANCE_BANNED_CPULIST=1-31,33-63" in server.text
+    all_used = with_tools(board("nuc-i3-5010u"), irqbalance=True)
+    assert "irqbalance" not in {r.knob for r in plan(all_used).reasons}
+
+
+def test_tuned_is_named_with_who_wins(plan: Plan) -> None:
+    text = reason(plan("kunpeng-920"), "tuned").text
+    assert text.startswith("tuned (throughput-performance) applies its own sysctls")
+    assert "reapply_sysctl=1" in text
+    assert "tuned" not in {r.knob for r in plan("rk3588").reasons}
+
+
+def test_power_profiles_daemon_is_seen(plan: Plan) -> None:
+    assert "powerprofilesctl" in reason(plan("i5-8250u"), "power_profiles_daemon").text
+
+
+# --- memory from run to run
+
+
+def recorded(profile: HostProfile, available_bytes: int, **changes: Any) -> HostProfile:
+    before = replace(RecordedHost.of(profile), mem_available_bytes=available_bytes, **changes)
+    return replace(profile, recorded=before)
+
+
+def test_available_memory_near_the_recorded_one_counts_as_that(board: Board, plan: Plan) -> None:
+    pi = with_memory(board("raspberry-pi-4"), 2 * GIB)
+    then = available_memory(pi)
+    now = replace(pi, mem_available_bytes=pi.mem_available_bytes - 256 * (1 << 20))
+    assert plan(now) != plan(pi)  # a plan near a limit
+    assert available_memory(recorded(now, then)) == then
+    assert plan(recorded(now, then)) == plan(pi)
+
+
+def test_available_memory_far_from_the_recorded_one_counts_as_it_is(board: Board) -> None:
+    pi = with_memory(board("raspberry-pi-4"), 2 * GIB)
+    far = replace(pi, mem_available_bytes=GIB)
+    assert available_memory(recorded(far, 2 * GIB)) == GIB
+
+
+def test_a_board_with_other_memory_forgets_what_was_recorded(board: Board) -> None:
+    pi = board("raspberry-pi-4")
+    host = recorded(pi, pi.mem_available_bytes + 1, mem_total_bytes=2 * pi.mem_total_bytes)
+    assert available_memory(host) == pi.mem_available_bytes
+
+
+def test_what_is_recorded_is_what_the_plan_used(board: Board) -> None:
+    pi = recorded(board("raspberry-pi-4"), board("raspberry-pi-4").mem_available_bytes + 1000)
+    again = RecordedHost.of(pi)
+    assert again == pi.recorded  # so it does not creep from run to run
+    assert again.python == "3.11.2"
+    assert again.distribution == "debian 12"
 
 
 def test_host_without_chrt_installs_it_or_goes_without(board: Board, plan: Plan) -> None:
@@ -336,6 +585,30 @@ def test_missing_cpuset_controller_names_the_kernel_command_line(board: Board, p
     assert bare.allowed_cpus is None
     assert "cgroup_enable=cpuset" in reason(bare, "allowed_cpus").text
     assert "/boot/firmware/cmdline.txt and reboot" in reason(bare, "allowed_cpus").text
+
+
+def test_memory_controller_that_a_raspberry_pi_lacks_is_said_and_changes_nothing(
+    board: Board, plan: Plan
+) -> None:
+    pi = plan("raspberry-pi-5")
+    assert "cgroup_enable=memory" in reason(pi, "memory_cgroup").text
+    assert reason(pi, "memory_cgroup").left_alone
+    whole = plan(
+        with_cgroup(board("raspberry-pi-5"), controllers=("cpu", "cpuset", "io", "memory"))
+    )
+    assert replace(whole, reasons=()) == replace(pi, reasons=())
+    assert "memory_cgroup" not in {r.knob for r in whole.reasons}
+
+
+def test_missing_controller_elsewhere_names_no_file_of_a_raspberry_pi(
+    board: Board, plan: Plan
+) -> None:
+    bare = plan(with_cgroup(board("n100"), controllers=("cpu",)))
+    text = reason(bare, "allowed_cpus").text
+    assert "remove cgroup_disable=cpuset from the kernel command line" in text
+    assert "cmdline.txt" not in text
+    inside = plan(with_cgroup(board("podman-container"), controllers=("cpu",)))
+    assert "podman does not delegate it" in reason(inside, "allowed_cpus").text
 
 
 def test_cgroup_v1_has_no_allowed_cpus_so_affinity_is_set_at_exec(board: Board, plan: Plan) -> None:
@@ -391,6 +664,18 @@ def test_large_board_gets_no_zram_unless_asked(plan: Plan) -> None:
     assert asked.size_bytes == 4026 << 20  # half of 8 GB of memory, not 64 GiB
 
 
+@pytest.mark.parametrize("manager", [manager for _, manager in ZRAM_MANAGER_FILES])
+@pytest.mark.parametrize("swaps", [(), (ZRAM_SWAP,)])
+def test_every_manager_that_is_there_is_adopted_and_gets_no_second(
+    board: Board, plan: Plan, manager: str, swaps: tuple[Swap, ...]
+) -> None:
+    pi = with_tools(board("raspberry-pi-4"), zram_manager=manager, zram_generator=True)
+    found = plan(replace(pi, swaps=swaps), zram_size_bytes=GIB)
+    assert (found.zram.manager, found.zram.adopted_manager) == ("adopted", manager)
+    assert found.zram.size_bytes is None
+    assert found.swappiness == (100 if swaps else 10)
+
+
 def test_kernel_without_zram_module_is_left_alone(board: Board, plan: Plan) -> None:
     pi = board("raspberry-pi-4")
     without = replace(pi, kernel=replace(pi.kernel, zram_module=False))
@@ -431,11 +716,34 @@ def test_old_kernels_get_no_swappiness_above_100(board: Board, plan: Plan) -> No
 def test_sysctl_file_that_is_read_after_ours_is_named(board: Board, plan: Plan) -> None:
     files = ("/etc/sysctl.d/10-swap.conf", "/etc/sysctl.d/99-swappiness.conf")
     laptop = plan(replace(board("i5-8250u"), swappiness_files=files))
-    warnings = [r.text for r in laptop.reasons if r.knob == "swappiness" and r.warning]
-    assert warnings == [
-        "/etc/sysctl.d/99-swappiness.conf sets it again at boot, after our 90-edgellm.conf: "
-        "remove it"
-    ]
+    assert laptop.sysctl_name == "zz-edgellm.conf"
+    assert reason(laptop, "sysctl_name").text == (
+        "zz-edgellm.conf: /etc/sysctl.d/99-swappiness.conf sets vm.swappiness too, and would win "
+        "over 90-edgellm.conf"
+    )
+    assert not reason(laptop, "sysctl_name").warning
+
+
+def test_sysctl_file_that_is_read_before_ours_changes_nothing(board: Board, plan: Plan) -> None:
+    files = ("/usr/lib/sysctl.d/10-swap.conf", "/etc/sysctl.d/90-a.conf")
+    laptop = plan(replace(board("i5-8250u"), swappiness_files=files))
+    assert laptop == plan("i5-8250u")
+    assert laptop.sysctl_name == "90-edgellm.conf"
+
+
+def test_sysctl_file_that_no_name_of_ours_beats_is_warned_of(board: Board, plan: Plan) -> None:
+    files = ("/etc/sysctl.d/zzz-last.conf",)
+    laptop = plan(replace(board("i5-8250u"), swappiness_files=files))
+    assert laptop.sysctl_name == "90-edgellm.conf"
+    assert reason(laptop, "sysctl_name").warning
+    assert "zzz-last.conf" in reason(laptop, "sysctl_name").text
+
+
+def test_container_that_gets_no_sysctl_needs_no_name_for_it(board: Board, plan: Plan) -> None:
+    files = ("/etc/sysctl.d/99-swappiness.conf",)
+    assert plan(replace(board("podman-container"), swappiness_files=files)).sysctl_name == (
+        "90-edgellm.conf"
+    )
 
 
 # --- packages and reasons
@@ -461,7 +769,7 @@ def test_every_knob_of_the_plan_has_its_reason(plan: Plan) -> None:
         "threads", "threads_batch", "workers", "cpus", "allowed_cpus", "cpu_weight", "numa",
         "scheduling", "realtime", "omp_wait_policy", "n_parallel", "n_batch", "kv_cache",
         "cache_ram", "memory", "mlock", "memlock", "nofile", "zram", "swappiness", "packages",
-        "cpu_quota", "exclusive_cpus", "cpu_online", "nice", "omp_num_threads",
+        "cpu_quota", "reserved_cpus", "cpu_governor", "cpu_online", "nice", "omp_num_threads",
         "overcommit_memory", "swapoff", "mlockall", "page_size", "memory_cgroup",
     }  # fmt: skip
 
@@ -470,6 +778,27 @@ def test_throttled_board_warns_the_operator(plan: Plan) -> None:
     pi = reason(plan("raspberry-pi-4"), "throttling")
     assert pi.warning
     assert pi.text.startswith("under-voltage, throttled now (0x50005)")
+
+
+def test_pages_of_a_raspberry_pi_5_are_seen(plan: Plan) -> None:
+    assert reason(plan("raspberry-pi-5"), "page_size").text.startswith("16 KiB pages")
+    assert "page_size" not in {r.knob for r in plan("raspberry-pi-4").reasons}
+
+
+def test_host_that_is_hot_or_whose_clock_is_off_warns_the_operator(
+    board: Board, plan: Plan
+) -> None:
+    pi = board("raspberry-pi-5")
+    off = plan(replace(pi, health=replace(pi.health, temperature_c=82.4, clock_skew_s=-86_400.0)))
+    assert reason(off, "temperature").warning
+    assert reason(off, "temperature").text.startswith("82 C")
+    assert reason(off, "clock").warning
+    assert reason(off, "clock").text.startswith("-86400 s")
+    assert not {"temperature", "clock"} & {r.knob for r in plan("raspberry-pi-5").reasons}
+
+
+def test_selinux_that_enforces_is_said(plan: Plan) -> None:
+    assert "restorecon" in reason(plan("kunpeng-920"), "selinux").text
 
 
 # --- check_host
@@ -549,6 +878,23 @@ def test_missing_requirement_is_named(
 ) -> None:
     (error,) = faults(with_tools(board("rk3588"), **tools))
     assert (error.what, error.have) == (what, have)
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("nuc-i3-5010u", "Debian 12, Ubuntu 22.04 and later"),
+        ("jetson-agx-orin", "JetPack 6"),
+        ("ampere-altra", "Rocky 10, openEuler 24.03 and later"),
+        ("kunpeng-920-4-nodes", "Rocky 10, openEuler 24.03 and later"),
+    ],
+)
+def test_too_old_a_python_is_refused_with_a_release_that_has_it(
+    board: Board, faults: Faults, name: str, fix: str
+) -> None:
+    (error,) = faults(board(name))
+    assert error.what == "python3"
+    assert fix in error.fix
 
 
 def test_libraries_that_may_not_be_installed_are_a_fault(board: Board, faults: Faults) -> None:

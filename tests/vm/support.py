@@ -33,6 +33,8 @@ PATIENCE = {
     "n_ctx": 512,
     "max_tokens": 64,
 }
+# Requests are slow here; that the server gets ready and runs as planned is proven without them
+WITHOUT_SMOKE_TEST = {"smoke_requests": 0}
 REAL_MODEL = {name: REAL_MODEL_SETTINGS[name] for name in REAL_MODEL_SETTINGS if "model" in name}
 
 IS_READY = r"""(exec 3<>/dev/tcp/127.0.0.1/8000 && printf 'GET /health HTTP/1.0\r\n\r\n' >&3 &&

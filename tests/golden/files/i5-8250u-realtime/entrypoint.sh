@@ -8,6 +8,16 @@ here=$(dirname -- "$(readlink -f -- "$0")")
 EDGELLM_RELEASE=${here##*/}
 PYTHONPATH=$here/runtime
 export EDGELLM_RELEASE PYTHONPATH
+# Real time only where a roll-out has confirmed this release, or is just trying it: a host that hung
+# and was switched off and on comes back with a policy that cannot hang it.
+set -- chrt --batch 0
+for file in /opt/edgellm/realtime-confirmed /run/edgellm-realtime-trial; do
+    release=
+    if [ -r "$file" ]; then read -r release <"$file" || true; fi
+    if [ "$release" = "$EDGELLM_RELEASE" ]; then
+        set -- chrt --fifo 10
+    fi
+done
 exec \
-    chrt --fifo 10 \
+    "$@" \
     python3 -s -B -m edgellm_server
