@@ -12,12 +12,13 @@ from pyinfra import host
 from pyinfra.api import QuoteString, StringCommand
 
 from edgellm.cpuset import CpuSet
-from edgellm.facts.cores import CPUS_BEFORE, ReservedSlices
+from edgellm.facts.cores import CGROUPS, CPUS_BEFORE, ReservedSlices
 from edgellm.facts.reading import read
 from edgellm.operations.containment import host_operation
 from edgellm.operations.kernel import recorded
 
 ALL = CpuSet(cpus=())
+ALL_CPUS = f"{CGROUPS}/cpuset.cpus.effective"  # of the root
 
 
 @host_operation()
@@ -38,7 +39,9 @@ def reserved(cpus: CpuSet | None) -> Generator[StringCommand]:
     ours = cpus is not None or any(
         found.recorded is not None or found.allowed_cpus.cpus for found in slices.values()
     )
-    if ours and any(found.needs_daemon_reload for found in slices.values()):
+    # NeedDaemonReload stays "no" for a new drop-in of a slice that has no file of its own
+    unread = cpus is not None and any(found.allowed_cpus != cpus for found in slices.values())
+    if ours and (unread or any(found.needs_daemon_reload for found in slices.values())):
         stale = True
         yield StringCommand("systemctl", "daemon-reload")
         slices = read(ReservedSlices)
@@ -49,7 +52,9 @@ def reserved(cpus: CpuSet | None) -> Generator[StringCommand]:
         others = cpus is None and found.allowed_cpus.cpus
         if wanted is not None and found.file and found.cpus != wanted and not others:
             stale = True
-            yield StringCommand("echo", QuoteString(str(wanted)), ">", QuoteString(found.file))
+            # The kernel refuses to empty the set of a slice that has processes
+            said = ("echo", QuoteString(str(wanted))) if wanted.cpus else ("cat", ALL_CPUS)
+            yield StringCommand(*said, ">", QuoteString(found.file))
         if cpus is None and found.recorded is not None:
             stale = True
             yield StringCommand("rm", QuoteString(f"{CPUS_BEFORE}.{name}"))

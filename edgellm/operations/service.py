@@ -39,6 +39,10 @@ READY_WITHIN_S = 600
 # Real time ends this long after the smoke test must have: for the rest of the run to confirm it.
 GUARD_SLACK_S = 120
 GUARD = "edgellm-realtime-guard"
+# Its timer would restart the release that comes after it
+TRIAL_OVER = StringCommand(
+    f"rm -f {REALTIME_TRIAL}; systemctl stop {GUARD}.timer 2>/dev/null || true"
+)
 ACCOUNT = AccountState(
     home=STATE_DIR, shell=drift.ACCOUNT_SHELL, comment=drift.ACCOUNT_COMMENT, group=USER
 )
@@ -109,6 +113,8 @@ def running(
     trial = trial and effective.realtime_confirmed != release_id
     if trial:
         yield guarded(release_id, guard_s)
+    elif effective.realtime_trial is not None:
+        yield TRIAL_OVER
     if with_socket or not runs_it or trial or drift.needs_restart(process):
         stale = True
         slice_off = state.active and drift.needs_slice_stopped(process)
@@ -131,7 +137,7 @@ def guarded(release_id: str, within_s: int) -> StringCommand:
         f"systemctl restart --no-block {UNIT}"
     )
     return StringCommand(
-        f"systemctl stop {GUARD}.timer 2>/dev/null;",
+        f"rm -f {REALTIME_TRIAL}; systemctl stop {GUARD}.timer 2>/dev/null;",
         *("systemd-run", "--quiet", "--collect", f"--unit={GUARD}", f"--on-active={within_s}"),
         *("--timer-property=AccuracySec=1s", "/bin/sh", "-c", QuoteString(over)),
         f"&& echo {release_id} | install -m 0644 /dev/stdin {REALTIME_TRIAL}",
@@ -143,8 +149,9 @@ def confirmation(release_id: str) -> StringCommand:
     new = f"{REALTIME_CONFIRMED}.new"
     return StringCommand(
         f"echo {release_id} | install -m 0644 /dev/stdin {new} && sync {new} &&",
-        f"mv -f {new} {REALTIME_CONFIRMED} && rm -f {REALTIME_TRIAL};",
-        f"systemctl stop {GUARD}.timer 2>/dev/null || true",
+        # The guard stays where the confirmation could not be written
+        f"mv -f {new} {REALTIME_CONFIRMED} && rm -f {REALTIME_TRIAL} &&",
+        f"{{ systemctl stop {GUARD}.timer 2>/dev/null || true; }}",
     )
 
 
@@ -207,6 +214,8 @@ def rolled_back(required: bool) -> Generator[StringCommand]:
         yield upstream.removal(drop_ins)
     if others:
         yield StringCommand("rm", "-f", "--", *(QuoteString(place) for place in others))
+    if read(Effective).realtime_trial is not None:
+        yield TRIAL_OVER
     yield point(CURRENT, previous)
     yield StringCommand("systemctl", "daemon-reload")
     if has_socket and not state.socket_enabled:

@@ -14,7 +14,7 @@ def start_server(ctx: Context, *placed: OperationMeta | None) -> None:
     """`placed`: the operations that placed what the service runs."""
     desired = ctx.desired
     service.account_present(name="System account edgellm present")
-    paths.present(
+    keys = paths.present(
         name="API key files present",
         files=desired.keys.files,
         directories=desired.keys.directories,
@@ -40,6 +40,6 @@ def start_server(ctx: Context, *placed: OperationMeta | None) -> None:
         own_app=ctx.settings.server_app is not None,
         guard_s=ctx.smoke_test.ends_within_s + service.GUARD_SLACK_S,
         repaired=lambda: any(
-            done.did_change() for done in (*placed, release_files, units) if done is not None
+            done.did_change() for done in (*placed, keys, release_files, units) if done is not None
         ),
     )

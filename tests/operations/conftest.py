@@ -78,6 +78,7 @@ def in_force(
     slice_cpus: str | None = None,
     drop_ins: Iterable[str] = (),
     realtime_confirmed: str | None = None,
+    realtime_trial: str | None = None,
 ) -> EffectiveState:
     """An N100 whose server runs as planned, but for what is given.
 
@@ -88,6 +89,7 @@ def in_force(
         processes=processes_in_order(plan),
         foreign_drop_ins=tuple(drop_ins),
         realtime_confirmed=realtime_confirmed,
+        realtime_trial=realtime_trial,
     )
     if policy is not None:
         found = found.threaded(1, policy=policy, priority=0)
