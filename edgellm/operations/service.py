@@ -36,8 +36,9 @@ from edgellm.tuning import TuningPlan
 # A roll-back has no smoke test after it: it waits for the release to be ready itself. The slowest
 # card seen takes a third of this.
 READY_WITHIN_S = 600
-# Real time ends this long after the smoke test must have: for the rest of the run to confirm it.
-GUARD_SLACK_S = 120
+# Real time ends this long after the smoke test must have, for the rest of the run to confirm it:
+# operations go in lockstep, and another host's roll-back may come between.
+GUARD_SLACK_S = READY_WITHIN_S + 120
 GUARD = "edgellm-realtime-guard"
 # Its timer would restart the release that comes after it
 TRIAL_OVER = StringCommand(
@@ -145,9 +146,14 @@ def guarded(release_id: str, within_s: int) -> StringCommand:
 
 
 def confirmation(release_id: str) -> StringCommand:
-    """The release runs in real time from now on, also after a boot; nothing ends it."""
+    """The release runs in real time from now on, also after a boot; nothing ends it.
+
+    Fails where its trial is over by now: the host has gone back to normal scheduling.
+    """
     new = f"{REALTIME_CONFIRMED}.new"
     return StringCommand(
+        f'[ "$(cat {REALTIME_TRIAL} 2>/dev/null)" = {release_id} ] ||',
+        "{ echo 'the trial of real time is over already: run again' >&2; exit 1; } &&",
         f"echo {release_id} | install -m 0644 /dev/stdin {new} && sync {new} &&",
         # The guard stays where the confirmation could not be written
         f"mv -f {new} {REALTIME_CONFIRMED} && rm -f {REALTIME_TRIAL} &&",
