@@ -22,6 +22,7 @@ from edgellm.facts.service import SLICE, SOCKET, UNIT, ReleaseUnits, Service
 from edgellm.layout import (
     CURRENT,
     DROP_IN,
+    INSTALL_DIR,
     PREVIOUS,
     REALTIME_CONFIRMED,
     REALTIME_TRIAL,
@@ -155,8 +156,9 @@ def confirmation(release_id: str) -> StringCommand:
         f'[ "$(cat {REALTIME_TRIAL} 2>/dev/null)" = {release_id} ] ||',
         "{ echo 'the trial of real time is over already: run again' >&2; exit 1; } &&",
         f"echo {release_id} | install -m 0644 /dev/stdin {new} && sync {new} &&",
-        # The guard stays where the confirmation could not be written
-        f"mv -f {new} {REALTIME_CONFIRMED} && rm -f {REALTIME_TRIAL} &&",
+        # The guard stays where the confirmation could not be written; a new name is not on the
+        # disk before its folder is
+        f"mv -f {new} {REALTIME_CONFIRMED} && sync {INSTALL_DIR} && rm -f {REALTIME_TRIAL} &&",
         f"{{ systemctl stop {GUARD}.timer 2>/dev/null || true; }}",
     )
 
