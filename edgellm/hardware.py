@@ -154,7 +154,7 @@ class RecordedHost:
             cpus_online=str(profile.cpus_online),
             cgroup_version=profile.cgroup.version,
             distribution=f"{profile.distribution_id} {profile.distribution_version}".strip(),
-            mem_total_bytes=profile.mem_total_bytes,
+            mem_total_bytes=profile.mem_total_settled_bytes,
             mem_available_bytes=profile.mem_settled_bytes,
         )
 
@@ -206,13 +206,21 @@ class HostProfile:
     measured_json: str | None = None  # layout.MEASURED as it lies there
 
     @property
+    def mem_total_settled_bytes(self) -> int:
+        """MemTotal, the same from kernel to kernel on one board."""
+        if self.recorded is None:
+            return self.mem_total_bytes
+        then, now = self.recorded.mem_total_bytes, self.mem_total_bytes
+        return then if abs(then - now) <= SAME_MEM_TOTAL_WITHIN * now else now
+
+    @property
     def mem_settled_bytes(self) -> int:
         """MemAvailable without an edgellm that runs already, the same from run to run."""
         now = self.mem_available_bytes + self.mem_own_bytes
         if self.recorded is None:
             return now
         total, then = self.mem_total_bytes, self.recorded.mem_available_bytes
-        same_board = abs(self.recorded.mem_total_bytes - total) <= SAME_MEM_TOTAL_WITHIN * total
+        same_board = self.mem_total_settled_bytes == self.recorded.mem_total_bytes
         close = abs(now - then) <= MEM_SETTLED_WITHIN * total
         return min(then, total) if same_board and close else now
 

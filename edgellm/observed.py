@@ -49,6 +49,8 @@ class UpstreamState:
     needs_daemon_reload: bool
     drop_in_sha256: str | None  # of our drop-in; None: it has none
     tuning: str | None
+    # It runs only at times: a oneshot that has ended, or one that a socket, timer or path starts
+    idle: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +92,7 @@ class SliceState:
     name: str  # "edgellm.slice"
     allowed_cpus: CpuSet | None  # systemd's AllowedCPUs=; None: not set
     effective_cpus: CpuSet | None  # cpuset.cpus.effective; None: the kernel has no such file there
+    own_cpus: CpuSet | None  # cpuset.cpus of itself, empty: not set; None: no such file
     cpu_weight_set: int | None  # systemd's CPUWeight=; None: not set
     cpu_weight: int | None  # cpu.weight, or the weight that cpu.shares stands for on cgroup v1
 

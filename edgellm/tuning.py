@@ -636,7 +636,8 @@ def worker_bytes(settings: Settings, n_parallel: int, cache_ram_mib: int) -> int
 def total_memory(profile: HostProfile) -> int:
     """MemTotal, or the cgroup's limit where that is less."""
     limit = profile.cgroup.memory_limit_bytes
-    return profile.mem_total_bytes if limit is None else min(profile.mem_total_bytes, limit)
+    total = profile.mem_total_settled_bytes
+    return total if limit is None else min(total, limit)
 
 
 def available_memory(profile: HostProfile) -> int:
@@ -936,7 +937,9 @@ def plan_affinity(
     has_util_linux: bool,
 ) -> tuple[CpuSet | None, Reasons]:
     """The server's own affinity, for a subset that neither the cgroup nor numactl holds it to."""
-    if cpus == visible_cpus(profile) or allowed_cpus is not None or numa is not None:
+    # What starts has all CPUs but the isolated ones
+    all_by_itself = cpus == visible_cpus(profile) and not cpus & profile.kernel.isolated_cpus
+    if all_by_itself or allowed_cpus is not None or numa is not None:
         return None, ()
     if not has_util_linux:
         text = f"taskset is not there: nothing but its thread count keeps the server to {cpus}"
@@ -1016,7 +1019,7 @@ def plan_zram(profile: HostProfile, settings: Settings) -> tuple[ZramPlan, Reaso
         return plan, (_why("zram", text, left_alone=True),)
     if not profile.kernel.zram_module:
         return left(f"kernel {profile.kernel.release} has no zram module (ubuntu-rockchip#161)")
-    total = profile.mem_total_bytes
+    total = profile.mem_total_settled_bytes
     if settings.zram_size_bytes is None and total > ZRAM_UP_TO_RAM_BYTES:
         return left(f"{mb(total)} of memory hold the model several times over; set up to 4 GiB")
     most = int(total * ZRAM_RAM_FRACTION)

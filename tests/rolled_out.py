@@ -385,6 +385,7 @@ def slice_in_order(
         name=name,
         allowed_cpus=allowed,
         effective_cpus=(allowed or visible) if has_cpuset else None,
+        own_cpus=(allowed or CpuSet(cpus=())) if has_cpuset else None,
         cpu_weight_set=weight,
         cpu_weight=(weight or 100) if has_cpu else None,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from edgellm import layout
 from edgellm.desired import DesiredState, PathGroup
 from edgellm.drift.host import python_update
 from edgellm.drift.verdict import KnobState, Verdict, in_order, off, unknown
@@ -56,7 +57,7 @@ def wanted_paths(group: PathGroup) -> dict[str, PathState]:
 
 
 def _path(knob: str, path: str, found: PathState | None, wanted: PathState) -> KnobState:
-    want, have = _words(wanted), None if found is None else _words(found)
+    want, have = _words(path, wanted), None if found is None else _words(path, found)
     fault = path_fault(found, wanted)
     if found is None:
         return unknown(knob, f"{path} was not read", want)
@@ -67,13 +68,16 @@ def _path(knob: str, path: str, found: PathState | None, wanted: PathState) -> K
     return off(knob, want, have, fault, configured=have, by=path)
 
 
-def _words(state: PathState) -> str:
+def _words(path: str, state: PathState) -> str:
     if state.kind == "absent":
         return "none"
     if state.kind == "link":
         return f"-> {state.target}"
     words = f"{state.kind} {state.mode} {state.owner}:{state.group}"
-    return words if state.sha256 is None else f"{words} {state.sha256[:12]}"
+    # A digest of a secret tells who guesses whether the guess is right
+    if state.sha256 is None or path.startswith(f"{layout.CONFIG_DIR}/"):
+        return words
+    return f"{words} {state.sha256[:12]}"
 
 
 def only(group: PathGroup, places: Iterable[str]) -> PathGroup:

@@ -37,6 +37,7 @@ SLICE_KNOBS = frozenset({"drop_ins", "allowed_cpus", "cpu_weight"})
 PROCESS_KNOBS = SLICE_KNOBS | frozenset(
     {"scheduling", "cpus", "numa", "nofile", "memlock", "mlock", "program", "user"}
 )
+NO_CPUS = CpuSet(cpus=())
 NO_PROCESS = "the service has no process, or it cannot be read"
 
 
@@ -77,12 +78,21 @@ def process_states(
     return (
         drop_ins,
         *of_process,
-        left_alone(plan, "allowed_cpus", None if own is None else text(own.effective_cpus))
-        if plan.allowed_cpus is None
-        else slice_cpus("allowed_cpus", own, plan.allowed_cpus, SLICE_UNIT, effective),
+        _allowed_cpus(plan, own, effective),
         _cpu_weight(plan, own),
         _throttled(plan, effective),
     )
+
+
+def _allowed_cpus(plan: TuningPlan, own: SliceState | None, effective: EffectiveState) -> KnobState:
+    if plan.allowed_cpus is not None:
+        return slice_cpus("allowed_cpus", own, plan.allowed_cpus, SLICE_UNIT, effective)
+    have = None if own is None else text(own.effective_cpus)
+    if own is not None and own.own_cpus:
+        # systemd leaves it there when AllowedCPUs= go (systemd#43846); so do people
+        why = f"the cgroup of {own.name} still has {own.own_cpus}, which no plan wants"
+        return off("allowed_cpus", "none", have, why, configured=text(own.allowed_cpus))
+    return left_alone(plan, "allowed_cpus", have)
 
 
 def _not_yet_told(state: KnobState) -> KnobState:
@@ -170,8 +180,11 @@ def _cpus(plan: TuningPlan, effective: EffectiveState, own_app: bool) -> KnobSta
     if not placed:
         return unknown("cpus", "Cpus_allowed_list of no thread could be read", wanted)
     have = counted(str(cpus) for _, cpus in placed)
+    # The operator's own app may pin its threads, to CPUs of the plan
     stray = [
-        (thread, cpus) for thread, cpus in placed if cpus not in (plan.cpus, *plan.worker_cpus)
+        (thread, cpus)
+        for thread, cpus in placed
+        if (cpus - plan.cpus if own_app else cpus not in (plan.cpus, *plan.worker_cpus))
     ]
     if not stray and own_app:
         return in_order("cpus", wanted, have)
@@ -180,7 +193,7 @@ def _cpus(plan: TuningPlan, effective: EffectiveState, own_app: bool) -> KnobSta
     if online is None:
         return unknown("cpus", "which CPUs are on line was not read", wanted, have)
     own = effective.slice(OUR_SLICE)
-    if own is not None and own.allowed_cpus == plan.allowed_cpus:
+    if own is not None and own.allowed_cpus == plan.allowed_cpus and not _written_by_hand(own):
         bound = own.effective_cpus
         if bound is not None and not bound - plan.cpus and all(cpus == bound for _, cpus in stray):
             why = f"{own.name} has {bound} only: a cgroup above it bounds it"
@@ -297,7 +310,7 @@ def slice_cpus(
     reachable = wanted if online is None else wanted & online
     if found.effective_cpus == reachable:
         return state_of(knob, want, have, Verdict.IN_ORDER, None, configured=configured, by=by)
-    if found.allowed_cpus == wanted:
+    if found.allowed_cpus == wanted and not _written_by_hand(found):
         if found.effective_cpus is None:
             why = _why_no_cpuset(effective)
             return limited(knob, want, None, why, configured=configured, by=by)
@@ -308,6 +321,11 @@ def slice_cpus(
             return limited(knob, want, have, why, configured=configured, by=by)
     why = f"{have or 'no cpuset'} in the kernel, {configured or 'nothing'} set in systemd"
     return off(knob, want, have, why, configured=configured, by=by)
+
+
+def _written_by_hand(found: SliceState) -> bool:
+    """The slice's own cpuset is not the one that systemd has set, or left unset."""
+    return found.own_cpus is not None and found.own_cpus != (found.allowed_cpus or NO_CPUS)
 
 
 def _why_no_cpuset(effective: EffectiveState) -> str:

@@ -196,9 +196,10 @@ def upstream_states(desired: DesiredState, observed: ObservedState) -> tuple[Kno
         faults.append("systemd has not read its drop-in")
     elif state.active and fingerprint and state.tuning not in (None, fingerprint[1]):
         faults.append("its process was started without the drop-in")
-    if not state.active:
+    if not state.active and not state.idle:
         faults.append("not active")
     have = "; ".join(faults) or wanted
     if faults:
         return (off("upstream", wanted, have, have, by=by),)
-    return (in_order("upstream", wanted, have, by=by),)
+    note = f"{unit} does not run now, and need not: its next start is tuned" if state.idle else None
+    return (in_order("upstream", wanted, have, note, by=by),)

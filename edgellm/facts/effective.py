@@ -93,7 +93,7 @@ def _process(found: dict[str, Any]) -> ProcessState:
 
 
 def _slice(found: dict[str, Any]) -> SliceState:
-    sets = {name: _cpus(found[name]) for name in ("allowed_cpus", "effective_cpus")}
+    sets = {name: _cpus(found[name]) for name in ("allowed_cpus", "effective_cpus", "own_cpus")}
     return SliceState(**{**found, **sets})
 
 

@@ -158,8 +158,17 @@ probe() {
   { have ldconfig && ldconfig -p || ls -d /usr/lib*/lib*.so.* /usr/lib/*/lib*.so.*; } |
     grep -E '/(libgomp\.so\.1|libstdc\+\+\.so\.6)$'
   section sysctl_swappiness
-  grep -Hs '^[ -]*vm[./]swappiness' /etc/sysctl.d/*.conf /run/sysctl.d/*.conf \
-    /usr/local/lib/sysctl.d/*.conf /usr/lib/sysctl.d/*.conf
+  # A file hides those of its name in the directories after its own, as does a link to /dev/null
+  set --
+  names=' '
+  for file in /etc/sysctl.d/*.conf /run/sysctl.d/*.conf /usr/local/lib/sysctl.d/*.conf \
+    /usr/lib/sysctl.d/*.conf; do
+    [ -e "$file" ] || continue
+    case $names in *" ${file##*/} "*) continue ;; esac
+    names="$names${file##*/} "
+    set -- "$@" "$file"
+  done
+  [ $# -gt 0 ] && grep -Hs '^[ -]*vm[./]swappiness' "$@"
   section tuned
   [ -e /run/tuned/tuned.pid ] && cat /etc/tuned/active_profile
   section throttled

@@ -19,6 +19,7 @@ from edgellm.facts.installed import Installed
 from edgellm.facts.paths import PathStates
 from edgellm.facts.reading import read
 from edgellm.facts.service import SLICE, SOCKET, UNIT, ReleaseUnits, Service
+from edgellm.facts.upstream import UpstreamUnits
 from edgellm.layout import (
     CURRENT,
     DROP_IN,
@@ -58,8 +59,11 @@ def account_present() -> Generator[Any]:
     if read(ServiceAccount) == ACCOUNT and (home.kind, home.owner, home.group) == HOME:
         host.noop(f"account {USER} already as planned")
         return
+    # Not left to useradd: whether that makes a group of its own is for login.defs to say
+    yield from server.group._inner(group=USER, system=True)
     yield from server.user._inner(
         user=USER,
+        group=USER,
         system=True,
         home=ACCOUNT.home,
         create_home=False,
@@ -120,9 +124,10 @@ def running(
     if with_socket or not runs_it or trial or drift.needs_restart(process):
         stale = True
         slice_off = state.active and drift.needs_slice_stopped(process)
+        # It is in the slice
+        beside = read(UpstreamUnits, unit=upstream_unit) if slice_off and upstream_unit else {}
         yield from restart(with_socket=with_socket, with_slice=slice_off)
-        if slice_off and upstream_unit is not None:  # it was in the slice
-            yield StringCommand("systemctl", "start", "--no-block", QuoteString(upstream_unit))
+        yield from upstream.started(beside)
     recorder.note_release(host, release_id)
     if not stale:
         host.noop(f"{UNIT} already runs release {release_id}")
@@ -187,6 +192,8 @@ def account_absent() -> Generator[Any]:
         host.noop(f"account {USER} already absent")
         return
     yield from server.user._inner(user=USER, present=False)
+    # userdel takes it with it only where login.defs has USERGROUPS_ENAB
+    yield StringCommand(f"! getent group {USER} >/dev/null || groupdel {USER}")
 
 
 @host_operation()
@@ -235,7 +242,13 @@ def rolled_back(required: bool) -> Generator[StringCommand]:
         or state.socket_stale
         or any(place == socket for _, place in units.differing)
     )
-    yield from restart(with_socket=with_socket, ready_within_s=READY_WITHIN_S)
+    # Else the cgroup keeps the AllowedCPUs= that the previous release has not (systemd#43846)
+    with_slice = any(posixpath.basename(place) == SLICE for _, place in units.differing)
+    beside = read(UpstreamUnits, unit=None) if with_slice else {}
+    yield from restart(
+        with_socket=with_socket, with_slice=with_slice, ready_within_s=READY_WITHIN_S
+    )
+    yield from upstream.started(beside)
     recorder.note_release(host, previous)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import posixpath
 import re
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import asdict
 
 from pyinfra import host
@@ -15,6 +15,7 @@ from edgellm import layout
 from edgellm.errors import EdgellmError
 from edgellm.facts.reading import read
 from edgellm.facts.upstream import UpstreamUnits
+from edgellm.observed import UpstreamState
 from edgellm.operations.containment import host_operation
 from edgellm.operations.paths import HostFile
 from edgellm.remote import script_command
@@ -55,6 +56,8 @@ def tuned(unit: str | None, drop_in: str | None) -> Generator[StringCommand]:
         # Without a main process of its own (a oneshot that starts containers) none can tell
         in_force = state.tuning is None or state.tuning == _fingerprint(drop_in)
         restart = restart or not (state.active and in_force)
+        # Its own time to run is not now: a timer's job, or a server that nobody has asked yet
+        restart = restart and not state.idle
     if stale:
         yield StringCommand("systemctl", "daemon-reload")
     for name in others:
@@ -75,6 +78,13 @@ def restarted(places: Iterable[str]) -> Generator[StringCommand]:
         if posixpath.basename(place) == layout.DROP_IN:
             unit = posixpath.basename(posixpath.dirname(place)).removesuffix(".d")
             yield StringCommand("systemctl", "try-restart", "--no-block", QuoteString(unit))
+
+
+def started(before: Mapping[str, UpstreamState]) -> Generator[StringCommand]:
+    """Those that ran `before`, once more: a slice takes what is in it with it when it stops."""
+    for unit, state in before.items():
+        if state.active:
+            yield StringCommand("systemctl", "start", "--no-block", QuoteString(unit))
 
 
 def removal(drop_ins: Iterable[str]) -> StringCommand:

@@ -87,6 +87,11 @@ def in_cgroup(group: str | None, *candidates: str) -> str | None:
     return None
 
 
+def shown(text: str) -> str:
+    """Names that any program may give itself, without what a terminal would obey."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
 def thread(pid: str, tid: str) -> dict[str, Any] | None:
     folder = f"/proc/{pid}/task/{tid}/"
     text = read(folder + "stat")
@@ -96,7 +101,7 @@ def thread(pid: str, tid: str) -> dict[str, Any] | None:
     fields = rest.split()
     return {
         "tid": int(tid),
-        "comm": comm,
+        "comm": shown(comm),
         "policy": POLICIES.get(int(fields[38]), fields[38]),
         "priority": int(fields[37]),
         "cpus": named(lines(folder + "status"), "Cpus_allowed_list:"),
@@ -125,7 +130,7 @@ def process(pid: str) -> dict[str, Any] | None:
     status = lines(folder + "status")
     locked_kib = number((named(status, "VmLck:") or "").split(" ")[0])
     try:
-        program: str | None = os.readlink(folder + "exe")
+        program: str | None = shown(os.readlink(folder + "exe"))
     except OSError:
         program = None
     return {
@@ -226,11 +231,13 @@ def slice_state(name: str, said: dict[str, str]) -> dict[str, Any]:
     if weight is None and shares is not None:
         weight = round(shares * 100 / 1024)  # what systemd writes for a CPUWeight= on v1
     cpus = in_cgroup(group, "cpuset.cpus.effective", "cpuset:cpuset.effective_cpus")
+    own = in_cgroup(group, "cpuset.cpus")  # of v2 alone: systemd sets none on v1
     weight_set = number(said.get("CPUWeight"))
     return {
         "name": name,
         "allowed_cpus": said.get("AllowedCPUs", "").replace(" ", ",") or None,
         "effective_cpus": cpus or None,
+        "own_cpus": own,
         "cpu_weight": weight,
         # Unset is "[not set]", or the largest number there is, by systemd's version
         "cpu_weight_set": weight_set if weight_set is not None and weight_set <= 10000 else None,

@@ -1,6 +1,7 @@
 # argv[1]: JSON {unit_dir, drop_in, mark, unit: name | null}. Prints, for `unit` and for every unit
 # that has our drop-in, {unit: {"known", "active", "needs_daemon_reload", "drop_in_sha256",
-# "tuning"}}. "tuning": EDGELLM_TUNING in its main process; null: no process, "": not set there.
+# "tuning", "idle"}}. "tuning": EDGELLM_TUNING in its main process; null: no process, "": not set
+# there.
 import glob
 import hashlib
 import json
@@ -34,7 +35,7 @@ def tuning(pid: str) -> str | None:
 
 
 def unit_state(unit: str) -> dict[str, Any]:
-    names = "LoadState,ActiveState,NeedDaemonReload,MainPID"
+    names = "LoadState,ActiveState,NeedDaemonReload,MainPID,Type,TriggeredBy"
     said = subprocess.run(
         ["systemctl", "show", "--property=" + names, "--", unit],
         stdout=subprocess.PIPE,
@@ -48,6 +49,8 @@ def unit_state(unit: str) -> dict[str, Any]:
         "needs_daemon_reload": values.get("NeedDaemonReload") == "yes",
         "drop_in_sha256": drop_in_sha256(unit),
         "tuning": tuning(values.get("MainPID", "")),
+        "idle": values.get("ActiveState") == "inactive"
+        and (values.get("Type") == "oneshot" or bool(values.get("TriggeredBy"))),
     }
 
 

@@ -56,6 +56,7 @@ ANSWER: dict[str, Any] = {
             "name": "edgellm.slice",
             "allowed_cpus": "2-3",
             "effective_cpus": "2-3",
+            "own_cpus": "2-3",
             "cpu_weight": 1000,
             "cpu_weight_set": 1000,
         }
@@ -135,6 +136,7 @@ def test_the_answer_reads_as_values() -> None:
                 name="edgellm.slice",
                 allowed_cpus=two,
                 effective_cpus=two,
+                own_cpus=two,
                 cpu_weight=1000,
                 cpu_weight_set=1000,
             ),

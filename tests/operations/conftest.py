@@ -76,6 +76,7 @@ def in_force(
     running: bool = True,
     policy: str | None = None,
     slice_cpus: str | None = None,
+    left_over: str | None = None,
     drop_ins: Iterable[str] = (),
     realtime_confirmed: str | None = None,
     realtime_trial: str | None = None,
@@ -84,6 +85,7 @@ def in_force(
 
     `running`: False where it has no process. `policy`: of one of its threads. `slice_cpus`: what
     `systemctl set-property` has made of the slice's AllowedCPUs, and with it of every thread.
+    `left_over`: what the slice's own cpuset.cpus has, though systemd has no AllowedCPUs.
     """
     found = rolled_out(Case(board="n100")).in_force(
         processes=processes_in_order(plan),
@@ -96,6 +98,8 @@ def in_force(
     if slice_cpus is not None:
         cpus = CpuSet.parse(slice_cpus)
         found = found.threaded(cpus=cpus).sliced(allowed_cpus=cpus, effective_cpus=cpus)
+    if left_over is not None:
+        found = found.sliced(allowed_cpus=None, own_cpus=CpuSet.parse(left_over))
     if not running:
         found = found.in_force(service_state="inactive", main_pid=None, processes=())
     return found.effective

@@ -31,7 +31,7 @@ started = threading.Barrier(2)
 def other():
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    open("/proc/thread-self/comm", "w").write("a) b (c")
+    open("/proc/thread-self/comm", "w").write("a) b \\x1b[2J(c")
     started.wait()
     time.sleep(60)
 threading.Thread(target=other, daemon=True).start()
@@ -125,7 +125,11 @@ def test_each_thread_has_its_own_policy_and_cpus(
         str(every),
     )
     lowest = str(every.cpus[0])
-    assert (second["comm"], second["policy"], second["cpus"]) == ("a) b (c", "idle", lowest)
+    assert (second["comm"], second["policy"], second["cpus"]) == (
+        "a) b ?[2J(c",  # a terminal would obey what stood there
+        "idle",
+        lowest,
+    )
 
 
 def test_a_process_has_its_limits_its_user_its_program_and_its_locked_memory(
@@ -218,9 +222,11 @@ def test_slices_are_read_on_cgroup_v2(look: Any, systemctl: Any, tmp_path: Path)
         tmp_path,
         {
             "cgroup.controllers": "cpuset cpu\n",
+            "edgellm.slice/cpuset.cpus": "2-3,8\n",
             "edgellm.slice/cpuset.cpus.effective": "2-3\n",
             "edgellm.slice/cpu.weight": "1000\n",
             "edgellm.slice/edgellm.service/cpu.stat": "usage_usec 1\nnr_throttled 7\n",
+            "system.slice/cpuset.cpus": "\n",
             "system.slice/cpuset.cpus.effective": "0-3\n",
         },
     )
@@ -232,6 +238,7 @@ def test_slices_are_read_on_cgroup_v2(look: Any, systemctl: Any, tmp_path: Path)
             "name": "edgellm.slice",
             "allowed_cpus": "2-3,8",
             "effective_cpus": "2-3",
+            "own_cpus": "2-3,8",
             "cpu_weight": 1000,
             "cpu_weight_set": 1000,
         },
@@ -239,6 +246,7 @@ def test_slices_are_read_on_cgroup_v2(look: Any, systemctl: Any, tmp_path: Path)
             "name": "system.slice",
             "allowed_cpus": None,
             "effective_cpus": "0-3",
+            "own_cpus": "",
             "cpu_weight": None,
             "cpu_weight_set": None,
         },
@@ -246,6 +254,7 @@ def test_slices_are_read_on_cgroup_v2(look: Any, systemctl: Any, tmp_path: Path)
             "name": "user.slice",
             "allowed_cpus": None,
             "effective_cpus": None,
+            "own_cpus": None,
             "cpu_weight": None,
             "cpu_weight_set": None,
         },

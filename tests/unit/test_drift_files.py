@@ -140,6 +140,19 @@ def test_a_path_or_an_artifact_that_was_not_read_is_unknown(host: RolledOut) -> 
         assert (state.verdict, state.reason) == (Verdict.UNKNOWN, f"{path} was not read")
 
 
+def test_a_file_of_secrets_is_told_without_its_digest() -> None:
+    settings = {"engine": "forward", "upstream_url": "http://127.0.0.1:8080/v1"}
+    keyed = rolled_out(Case(settings={**settings, "upstream_key_env": "UPSTREAM_KEY"}))
+    path = f"{layout.CONFIG_DIR}/upstream.key"
+    other = replace(keyed.observed.paths[path], sha256=OTHER)
+    changed = keyed.found(paths={**keyed.observed.paths, path: other})
+    state = changed.drift
+    assert (state.knob, state.reason) == (path, "other content")
+    assert state.desired == state.effective == "file 0640 root:edgellm"
+    unit = f"{layout.UNIT_DIR}/edgellm.service"
+    assert str(keyed.states[unit].desired).startswith("file 0644 root:root ")
+
+
 def test_the_model_of_another_server_is_none_of_our_knobs() -> None:
     settings = {"engine": "forward", "upstream_url": "http://127.0.0.1:8080/v1"}
     assert "model" not in rolled_out(Case(settings=settings)).states

@@ -191,6 +191,9 @@ def test_an_app_of_the_operators_own_need_not_lock_or_place_anything() -> None:
     for number in range(3):
         host = host.running(number, vm_locked_bytes=0)
     assert host.states["cpus"].verdict is Verdict.IN_ORDER
+    pinned = host.threaded(1, cpus=CpuSet.of([host.plan.cpus.cpus[0]]))
+    assert pinned.states["cpus"].verdict is Verdict.IN_ORDER
+    assert host.threaded(1, cpus=CpuSet.of([0])).drift.knob == "cpus"
     assert host.states["mlock"].verdict is Verdict.LEFT_ALONE
     assert "server_app" in str(host.states["mlock"].reason)
     assert not needs_restart(process_states(host.plan, host.effective, own_app=True))
@@ -284,6 +287,33 @@ def test_cores_that_were_written_into_the_cgroup_are_named(host: RolledOut) -> N
     state = changed.drift
     assert (state.knob, state.configured, state.effective) == ("allowed_cpus", "4-7", "2-7")
     assert needs_slice_stopped(changed.states.values())
+
+
+def test_fewer_cores_that_were_written_into_the_cgroup_are_no_bound_from_above(
+    host: RolledOut,
+) -> None:
+    some = CpuSet.parse("4-5")
+    changed = host.threaded(cpus=some).sliced(effective_cpus=some, own_cpus=some)
+    for knob in ("cpus", "allowed_cpus"):
+        assert changed.states[knob].verdict is Verdict.DRIFTED
+    assert needs_slice_stopped(changed.states.values())
+
+
+def test_cores_left_in_the_cgroup_by_an_earlier_plan_are_named() -> None:
+    host = rolled_out(Case(board="nuc-i3-5010u"))
+    assert host.plan.allowed_cpus is None
+    # systemd#43846: an AllowedCPUs= that is gone stays in the cgroup
+    some = CpuSet.parse("0-1")
+    left = host.sliced(effective_cpus=some, own_cpus=some)
+    state = left.drift
+    assert (state.knob, state.effective) == ("allowed_cpus", "0-1")
+    assert state.reason == "the cgroup of edgellm.slice still has 0-1, which no plan wants"
+    assert needs_slice_stopped(left.states.values())
+    both = left.threaded(cpus=some).states["cpus"]
+    assert both.verdict is Verdict.DRIFTED
+    unset = host.sliced(effective_cpus=some).threaded(cpus=some)
+    assert unset.states["allowed_cpus"].verdict is Verdict.LEFT_ALONE
+    assert unset.states["cpus"].verdict is Verdict.LIMITED  # by a cgroup above it
 
 
 def test_a_slice_without_its_controllers_is_no_drift(host: RolledOut) -> None:

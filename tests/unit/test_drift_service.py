@@ -207,6 +207,19 @@ def test_an_upstream_without_a_process_of_its_own_cannot_tell_its_tuning(
     assert state.verdict is Verdict.IN_ORDER
 
 
+def test_an_upstream_that_runs_only_when_it_is_asked_for_is_in_order(
+    forwarding: RolledOut,
+) -> None:
+    asleep = with_upstream(forwarding, active=False, tuning=None, idle=True)
+    state = asleep.states["upstream"]
+    assert (state.verdict, state.reason) == (
+        Verdict.IN_ORDER,
+        f"{UPSTREAM} does not run now, and need not: its next start is tuned",
+    )
+    other = with_upstream(asleep, drop_in_sha256=None)
+    assert other.drift.reason == "its drop-in is another or none"
+
+
 def test_an_upstream_that_was_not_asked_is_unknown(forwarding: RolledOut) -> None:
     assert forwarding.found(upstream=None).states["upstream"].verdict is Verdict.UNKNOWN
 

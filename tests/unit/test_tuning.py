@@ -178,6 +178,10 @@ def test_isolated_cpus_are_left_out_unless_named(board: Board, plan: Plan) -> No
     isolated = replace(pi, kernel=replace(pi.kernel, isolated_cpus=CpuSet.parse("2-3")))
     assert str(plan(isolated).cpus) == "0-1"
     assert str(plan(isolated, cpus="2-3").cpus) == "2-3"
+    # What starts is kept off isolated CPUs: all of them are asked for by their numbers
+    every = plan(isolated, cpus="0-3")
+    assert (every.allowed_cpus, str(every.affinity)) == (None, "0-3")
+    assert plan(pi, cpus="0-3").affinity is None
 
 
 def test_quota_bounds_the_threads_and_ends_spinning(plan: Plan) -> None:
@@ -559,6 +563,24 @@ def test_what_is_recorded_is_what_the_plan_used(board: Board) -> None:
     assert again == pi.recorded  # so it does not creep from run to run
     assert again.python == "3.11.2"
     assert again.distribution == "debian 12"
+
+
+def test_zram_keeps_its_size_while_a_kernel_counts_some_mib_otherwise(
+    board: Board, plan: Plan
+) -> None:
+    pi = replace(board("raspberry-pi-4"), zram_devices=(), swaps=())
+    then = pi.mem_total_bytes
+    updated = recorded(
+        replace(pi, mem_total_bytes=then - 9 * (1 << 20)),
+        pi.mem_available_bytes,
+        mem_total_bytes=then,
+    )
+    assert plan(updated).zram == plan(pi).zram
+    assert RecordedHost.of(updated).mem_total_bytes == then  # nor does it creep
+    halved = recorded(
+        replace(pi, mem_total_bytes=then // 2), pi.mem_available_bytes, mem_total_bytes=then
+    )
+    assert plan(halved).zram.size_bytes == 462 << 20
 
 
 def test_host_without_chrt_installs_it_or_goes_without(board: Board, plan: Plan) -> None:
