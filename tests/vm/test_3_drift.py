@@ -39,10 +39,11 @@ SERVICE = "Service runs the release"
 
 DRIFTS = (
     Drift(
-        "swappiness reverted, zram swap off",
-        "sysctl -q vm.swappiness=60 && systemctl stop edgellm-zram",
-        ("swappiness", "zram"),
-        (SWAPPINESS, ZRAM),
+        "swappiness reverted, zram swap off, a core taken away in the slice's cgroup",
+        "sysctl -q vm.swappiness=60 && systemctl stop edgellm-zram && "
+        "echo 3 >/sys/fs/cgroup/edgellm.slice/cpuset.cpus",
+        ("allowed_cpus", "cpus", "swappiness", "zram"),
+        (SWAPPINESS, ZRAM, SERVICE),
     ),
     Drift(
         "a sysctl file that comes after ours",

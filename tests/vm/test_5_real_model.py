@@ -10,15 +10,18 @@ from .conftest import FirstRollOut
 from .support import NAME, REAL_MODEL, WITHOUT_SMOKE_TEST, Board, Control
 
 
+ALL_CORES = "0-3"
+
+
 @pytest.fixture(scope="module")
 def real_release(control: Control, first: FirstRollOut) -> Run:
     first.run.assert_ok(NAME)
     # The tests ask it once themselves: each answer takes a minute here
-    return control(**REAL_MODEL, **WITHOUT_SMOKE_TEST).assert_ok(NAME)
+    return control(**REAL_MODEL, **WITHOUT_SMOKE_TEST, cpus=ALL_CORES).assert_ok(NAME)
 
 
 def test_real_model_answers_in_words(board: Board, real_release: Run) -> None:
-    assert real_release.host(NAME)["plan"]["engine"]["n_threads"] == 2
+    assert real_release.host(NAME)["plan"]["engine"]["n_threads"] == 4
     assert "hello" in board.ask("Hello", max_tokens=6).lower()
 
 
@@ -27,8 +30,15 @@ def test_real_model_is_locked_in_memory(board: Board, real_release: Run) -> None
     assert locked_bytes > 0.9 * REAL_MODEL["model_size_bytes"]  # the header need not be
 
 
+def test_no_cpuset_of_the_release_before_is_left(board: Board, real_release: Run) -> None:
+    assert real_release.host(NAME)["plan"]["allowed_cpus"] is None
+    # systemd leaves it there by itself (systemd#43846)
+    assert board.read("/sys/fs/cgroup/edgellm.slice/cpuset.cpus") == ""
+    assert {cpus for cpus, _ in board.threads()} == {ALL_CORES}
+
+
 def test_others_have_all_cores_again_that_no_release_asks_for(
     board: Board, real_release: Run
 ) -> None:
     assert real_release.host(NAME)["plan"]["reserved_cpus"] is None
-    assert board.read("/sys/fs/cgroup/system.slice/cpuset.cpus.effective") == "0-3"
+    assert board.read("/sys/fs/cgroup/system.slice/cpuset.cpus.effective") == ALL_CORES
