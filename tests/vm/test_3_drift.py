@@ -39,17 +39,17 @@ SERVICE = "Service runs the release"
 
 DRIFTS = (
     Drift(
-        "swappiness reverted, zram swap off, a core taken away in the slice's cgroup",
-        "sysctl -q vm.swappiness=60 && systemctl stop edgellm-zram && "
-        "echo 3 >/sys/fs/cgroup/edgellm.slice/cpuset.cpus",
-        ("allowed_cpus", "cpus", "swappiness", "zram"),
-        (SWAPPINESS, ZRAM, SERVICE),
+        "swappiness reverted, zram swap off",
+        "sysctl -q vm.swappiness=60 && systemctl stop edgellm-zram",
+        ("swappiness", "zram"),
+        (SWAPPINESS, ZRAM),
     ),
     Drift(
-        "a sysctl file that comes after ours",
-        f"echo vm.swappiness=60 >{VENDOR} && /lib/systemd/systemd-sysctl",
-        ("swappiness",),
-        (KERNEL_FILES, SWAPPINESS),
+        "a sysctl file that comes after ours, a core taken away in the slice's cgroup",
+        f"echo vm.swappiness=60 >{VENDOR} && /lib/systemd/systemd-sysctl && "
+        "echo 3 >/sys/fs/cgroup/edgellm.slice/cpuset.cpus",
+        ("allowed_cpus", "cpus", "swappiness"),
+        (KERNEL_FILES, SWAPPINESS, SERVICE),
     ),
     Drift(
         "that file gone again; a thread of another policy, limits lowered, the slice opened",

@@ -9,7 +9,6 @@ from tests.e2e.support import Run
 from .conftest import FirstRollOut
 from .support import NAME, REAL_MODEL, WITHOUT_SMOKE_TEST, Board, Control
 
-
 ALL_CORES = "0-3"
 
 
