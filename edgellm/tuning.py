@@ -587,7 +587,9 @@ def holds(node: NumaNode, worker_size: int) -> bool:
 def split_over_nodes(
     profile: HostProfile, cpus: CpuSet, nodes: tuple[NumaNode, ...], workers: int
 ) -> tuple[CpuSet, ...]:
-    """CPUs of each worker, none of them across two nodes where the cores allow it."""
+    """CPUs of each worker, none of several across two nodes where the cores allow it."""
+    if workers == 1:
+        return (cpus,)  # also across nodes: the inventory names them
     parts: list[CpuSet] = []
     for index, node in enumerate(nodes):
         own = node.cpus & cpus

@@ -231,6 +231,15 @@ def test_cpulist_set_backwards_does_not_break_the_plan(plan: Plan) -> None:
 # --- workers and NUMA
 
 
+def test_one_worker_on_cpus_of_two_nodes_has_a_thread_for_each_of_them(plan: Plan) -> None:
+    # Nodes are 0-23 and 24-47
+    across = plan("kunpeng-920", workers=1, cpus="20-30")
+    assert (across.engine.n_threads, across.engine.n_threads_batch) == (11, 11)
+    assert [str(part) for part in across.worker_cpus] == ["20-30"]
+    assert across.numa is not None
+    assert across.numa.nodes == (0, 1)
+
+
 def test_two_node_server_gets_a_worker_on_each_node(plan: Plan) -> None:
     server = plan("kunpeng-920")
     assert server.workers == 2

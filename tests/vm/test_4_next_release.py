@@ -28,6 +28,7 @@ def test_cores_follow_the_inventory_while_the_slice_is_in_use(
     assert board.current_release() == next_release.host(NAME)["release"] != first.release
     assert board.read(f"{SLICE}/cpuset.cpus.effective") == CORES
     assert set(board.threads()) == {(CORES, "SCHED_FIFO")}
+    assert next_release.host(NAME)["plan"]["engine"]["n_threads"] == 3
 
 
 def test_real_time_is_confirmed_and_nothing_waits_to_end_it(
