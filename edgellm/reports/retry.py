@@ -1,0 +1,98 @@
+"""The hosts that a person has to come back to, and the exact command for them.
+
+pyinfra's --limit takes one name or pattern and may be given many times; it knows no list with
+commas. A name is a pattern to it (fnmatch).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+
+from edgellm.reports.schema import Fleet, Host, Status
+
+# failed.txt: what the next run has to do again. A drifted host is an audit's: a roll-out mends it.
+LISTS = {
+    "failed.txt": (Status.FAILED, Status.UNREACHABLE),
+    "pending.txt": (Status.PENDING,),
+    "drifted.txt": (Status.DRIFTED,),
+}
+MOST_NAMED = 12  # hosts by name in a command; more are read from the files
+DEFAULT_INVENTORY = "inventories/factory.py"
+ROLL_OUT = "deploys/qwen.py"
+
+# Options with a value that a retry must not repeat: who it is for is what changes.
+_DROPPED = frozenset({"--limit", "--exclude"})
+_SECRET_OPTIONS = frozenset(
+    {"--ssh-password", "--ssh-key-password", "--sudo-password", "--su-password"}
+)
+_SECRET_DATA = re.compile(r"key|token|password|secret|prompt", re.IGNORECASE)
+
+
+def files(fleet: Fleet) -> dict[str, str]:
+    """Lists with hosts in them only: an empty --limit limits nothing, so all hosts would run."""
+    lists = {
+        name: "".join(f"{pattern(host.name)}\n" for host in hosts)
+        for name in LISTS
+        if (hosts := listed(fleet, name))
+    }
+    commands = [f"{command(fleet, names)}\n" for names in asked(fleet)]
+    return lists | ({"retry.txt": "".join(commands)} if commands else {})
+
+
+def asked(fleet: Fleet) -> tuple[tuple[str, ...], ...]:
+    """The lists that a command is told for: failed and pending together, drifted by itself."""
+    again = tuple(name for name in ("failed.txt", "pending.txt") if listed(fleet, name))
+    drifted = tuple(name for name in ("drifted.txt",) if listed(fleet, name))
+    return tuple(names for names in (again, drifted) if names)
+
+
+def listed(fleet: Fleet, name: str) -> tuple[Host, ...]:
+    """The hosts of a list, by name."""
+    hosts = (host for host in fleet.hosts if host.status in LISTS[name])
+    return tuple(sorted(hosts, key=lambda host: host.name))
+
+
+def command(fleet: Fleet, names: Sequence[str]) -> str:
+    """One line for a shell, run from where the run was started.
+
+    Where it reads the lists it looks for them first: without one it would run on all hosts.
+    """
+    hosts = [host for name in names for host in listed(fleet, name)]
+    run = list(fleet.invocation) or ["pyinfra", DEFAULT_INVENTORY, f"deploys/{fleet.deploy}.py"]
+    if "drifted.txt" in names:
+        # An audit finds, a roll-out mends.
+        run = [ROLL_OUT if word.endswith("audit.py") else word for word in run]
+    base = shlex.join(run)
+    if len(hosts) <= MOST_NAMED:
+        return " ".join(
+            [base, *(f"--limit {shlex.quote(pattern(host.name))}" for host in hosts)]
+        )
+    paths = [f"reports/{shlex.quote(fleet.run_id)}/{name}" for name in names]
+    there = " && ".join(f"test -s {path}" for path in paths)
+    return f"{there} && {base} $(sed 's/^/--limit=/' {' '.join(paths)})"
+
+
+def pattern(name: str) -> str:
+    """A host's name as --limit finds it, without anything that a shell would split or expand."""
+    return re.sub(r"[^A-Za-z0-9@%+=:,./_-]", "?", name)
+
+
+def invocation_of(argv: Sequence[str]) -> list[str]:
+    """sys.argv -> the command to be given again: no --limit, no secrets, no path of pyinfra."""
+    kept = ["pyinfra"]
+    words = iter(argv[1:])
+    for word in words:
+        option, equals, value = word.partition("=")
+        if option in _DROPPED or option in _SECRET_OPTIONS:
+            if not equals:
+                next(words, None)
+        elif option == "--data":
+            value = value if equals else next(words, "")
+            key = value.partition("=")[0]
+            secret = _SECRET_DATA.search(key) is not None
+            kept += ["--data", f"{key}=…" if secret else value]
+        else:
+            kept.append(word)
+    return kept
