@@ -6,7 +6,7 @@ APT_INSTALL := $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -q 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 
-.PHONY: help install demo demo-down test check fix vm bench-server bench-soak bench-probe bench-rerun bench-plan lock clean
+.PHONY: help install demo demo-down test check fix vm bench-server bench-soak bench-probe bench-rerun bench-plan bench-report lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -37,6 +37,9 @@ bench-rerun: $(VENV)/.dev .cache/.demo-packages ## Measure an unchanged roll-out
 
 bench-plan: $(VENV)/.dev ## Measure what the plans and files of 1,000 hosts cost to make
 	$(PYTHON) -m bench.plan_cost $(ARGS)
+
+bench-report: $(VENV)/.dev .cache/.test-packages ## Measure the page of 1,000 hosts: its size, and sorting it in Chromium
+	$(PYTHON) -m bench.report $(ARGS)
 
 bench-probe: $(VENV)/.dev ## Measure the smoke test's stopwatch against the packets on the wire
 	$(SUDO) $(PYTHON) -m bench.probe_accuracy $(ARGS)
@@ -86,7 +89,7 @@ $(VENV)/.dev: requirements/dev.txt | $(VENV)/bin/python
 .cache/.vm-packages: demo/arm64_machine.py | $(VENV)/bin/python
 	$(call install_missing,$(PYTHON) -m demo.arm64_machine packages)
 
-# systemd-analyze reads the rendered units; chromium looks at the chat page
+# systemd-analyze reads the rendered units; chromium looks at the chat page and at the report
 .cache/.test-packages: Makefile
 	$(call install_missing,echo systemd chromium)
 

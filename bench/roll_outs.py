@@ -27,6 +27,7 @@ SETTINGS: dict[str, Any] = {
     "swappiness": 10,
     # Eight hosts share the cores of this machine, and all of them load at the same time
     "ttft_budget_ms": 120_000,
+    "ttft_regression_percent": None,
     "first_token_deadline_s": 120,
     "request_deadline_s": 300,
     "load_deadline_s": 600,

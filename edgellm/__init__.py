@@ -19,10 +19,16 @@ Pure rooms (no I/O, never import pyinfra)
     drift       compare(desired, observed) -> a KnobState each, with the reason
     gguf        the header of a model file
     health      SmokeResult, TtftBudget, judge() -> HealthVerdict
-    report      HostRecord, FleetReport -> table, JSON
+    comparison  the plan against a plain start -> ratios with their spread
+    progress    how far each host is -> the rows of the live table
+    diagnosis   what diagnose.sh printed -> the files of a bundle
+    redaction   a text without keys, prompts and answers
+    report      HostRecord, FleetReport -> table, JSON, exit code
     errors      EdgellmError: host, what, want, have, fix
 
 Rooms of the control machine's disk and network (never import pyinfra)
+    reports/        fleet.json -> the other files of reports/<run>/
+    report_files    FleetReport -> reports/: a directory a run, history.jsonl
     inventory       fleet YAML -> Fleet -> pyinfra groups
     model_source    hub, https, wheel or path -> verified ModelArtifact
     runtime_build   requirements/host.txt + edgellm_server -> Runtime archive
@@ -34,6 +40,7 @@ pyinfra rooms
     operations/ what changes a host, and is silent where it is already so
     steps/      one @deploy each, in the order of deploys/qwen.py
     prepare     host -> Context; a bad host fails alone
+    live        the table while a run executes, on a terminal
     recorder    pyinfra callbacks -> reports/<run>/
 
 The other package, edgellm_server, runs on the hosts. Neither imports the other.

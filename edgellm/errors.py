@@ -38,6 +38,10 @@ class InventoryError(EdgellmError):
     """A fault in the fleet's YAML file; `what` starts with file:line."""
 
 
+class HeldBackError(EdgellmError):
+    """Nothing is wrong with this host: what was to go before it is not proven."""
+
+
 class HostMismatchError(EdgellmError):
     """A host that is not what the inventory says, or cannot carry the roll-out."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any
@@ -228,6 +229,19 @@ class HostProfile:
     def arch(self) -> Arch | None:
         """None for a machine that the runtime is not built for ("armv7l")."""
         return next((arch for arch in Arch if arch.machine == self.machine), None)
+
+    @property
+    def hardware_class(self) -> str:
+        """Hosts of one class may be compared: "Raspberry Pi 5 Model B / 4 CPUs".
+
+        Where no board is told: "x86_64 docker / 2 CPUs". With a CPU quota: "… (quota 1.5)".
+        """
+        named = re.sub(r"\s+Rev\s.*$", "", self.board_model or "")
+        board = named or " ".join(filter(None, (self.machine, self.virtualization)))
+        cpus = len(self.cpus_online)
+        quota = self.cgroup.quota_cpus
+        limit = "" if quota is None or quota >= cpus else f" (quota {quota:g})"
+        return f"{board} / {cpus} {'CPU' if cpus == 1 else 'CPUs'}{limit}"
 
     def to_json(self) -> Any:
         """Plain values, as `pyinfra … fact` prints them."""

@@ -240,9 +240,10 @@ class TtftBudget:
 
     @classmethod
     def from_settings(cls, settings: Settings, last_good: LastGood | None = None) -> TtftBudget:
-        percent = getattr(settings, "ttft_regression_percent", DEFAULT_REGRESSION_PERCENT)
         return cls(
-            median_ttft_ms=settings.ttft_budget_ms, regression_percent=percent, last_good=last_good
+            median_ttft_ms=settings.ttft_budget_ms,
+            regression_percent=settings.ttft_regression_percent,
+            last_good=last_good,
         )
 
 
@@ -278,6 +279,14 @@ def judge(result: SmokeResult, budget: TtftBudget, *, kernel: str | None = None)
     if result.host is not None and result.host.is_throttled:
         warnings.append(f"held down while it was measured: {', '.join(result.causes())}")
     return HealthVerdict(healthy=not reasons, reasons=tuple(reasons), warnings=tuple(warnings))
+
+
+def seen_from_elsewhere(result: SmokeResult) -> tuple[str, ...]:
+    """What went wrong as seen from the control machine, as warnings: a slow link holds packets
+    back and breaks off, and neither is a fault of the release."""
+    return tuple(
+        f"as seen from the control machine: {reason}" for reason in _failures(result.failures)
+    )
 
 
 def _failures(failures: Iterable[SmokeFailure]) -> Iterable[str]:

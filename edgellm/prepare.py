@@ -11,6 +11,7 @@ import hmac
 import os
 import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from gevent.lock import RLock
 from pyinfra import logger
 from pyinfra.context import ctx_state
 
-from edgellm import drift, inspection, layout, recorder, render
+from edgellm import drift, inspection, layout, recorder, render, report_files
 from edgellm.desired import DesiredState, desired_state
 from edgellm.errors import EdgellmError, SettingsError
 from edgellm.facts.host_profile import HostProfileFact
@@ -26,7 +27,7 @@ from edgellm.facts.paths import ArtifactsWhole
 from edgellm.facts.reading import read
 from edgellm.fitness import check_arch, check_host
 from edgellm.hardware import Arch, HostProfile
-from edgellm.health import TtftBudget
+from edgellm.health import LastGood, TtftBudget
 from edgellm.measured import ResultKey, apply_measured, result_key
 from edgellm.model_source import fetch_model
 from edgellm.operations import upstream
@@ -34,6 +35,7 @@ from edgellm.operations.containment import as_edgellm_error
 from edgellm.operations.smoke import SmokeTest
 from edgellm.operations.transfer import Transfer
 from edgellm.release import ModelArtifact, Release, ReleaseFile, Runtime
+from edgellm.reports.history import last_good
 from edgellm.runtime_build import build_runtime
 from edgellm.server_app import app_files
 from edgellm.settings import Settings
@@ -61,6 +63,7 @@ class Context:
     api_key_hashes: tuple[str, ...]  # () where no key is asked for
     probe_key: str | None
     upstream_key: str | None
+    last_good: LastGood | None = None  # of this host, with the same model
 
     @property
     def model_transfer(self) -> Transfer | None:
@@ -96,18 +99,43 @@ class Context:
             max_tokens=self.settings.smoke_max_tokens,
             load_deadline_s=self.settings.load_deadline_s,
             first_token_deadline_s=self.settings.first_token_deadline_s,
+            stall_deadline_s=self.settings.stall_deadline_s,
             request_deadline_s=self.settings.request_deadline_s,
-            budget=TtftBudget.from_settings(self.settings),
+            budget=TtftBudget.from_settings(self.settings, last_good=self.last_good),
+            concurrency=self.settings.smoke_concurrency,
+            kernel=self.profile.kernel.release,
+            from_control=self.settings.verify_from == "control",
+            probe_key=self.probe_key,
         )
 
 
 def context_for(host: Host) -> Context | None:
     """None: the host cannot be rolled out to, has been failed, and its reason noted."""
+    found = context_or_reason(host)
+    if isinstance(found, EdgellmError):
+        _fail(host, found)
+        return None
+    return found
+
+
+def context_or_reason(host: Host) -> Context | EdgellmError:
+    """As context_for, for who can do something on a host that cannot be rolled out to."""
     try:
         return _context_for(host)
     except Exception as error:
-        _fail(host, as_edgellm_error(error))
-    return None
+        return as_edgellm_error(error)
+
+
+def secrets_of(host: Host) -> tuple[str, ...]:
+    """Every key that this machine knows of for the host, and the SHA-256 of each: what must not be
+    shown. Whatever is wrong with the host's settings."""
+    keys = []
+    for setting in ("api_key_env", "upstream_key_env"):
+        names = str(host.data.dict().get(setting) or "").split(",")
+        keys += [os.environ.get(name, "") for name in names]
+    keys = [key for key in keys if key]
+    keys += [_probe_key(key, host.name) for key in keys]
+    return (*keys, *(hashlib.sha256(key.encode()).hexdigest() for key in keys))
 
 
 def _context_for(host: Host) -> Context:
@@ -121,6 +149,7 @@ def _context_for(host: Host) -> Context:
         recorder.note_model(model.name, model.sha256)
 
     profile = read(HostProfileFact)
+    recorder.note_profile(host, profile)
     mismatch = check_arch(profile, _group_arch(host))
     if mismatch is not None:  # before a runtime is built for an architecture that nobody asked for
         raise mismatch
@@ -196,7 +225,21 @@ def _context_for(host: Host) -> Context:
         api_key_hashes=hashes,
         probe_key=probe_key,
         upstream_key=upstream_key,
+        last_good=_last_good(host.name, None if model is None else model.sha256),
     )
+
+
+def _last_good(name: str, model_sha256: str | None) -> LastGood | None:
+    """As this control machine has noted it. What cannot be read is compared with nothing, as on
+    the first day."""
+    try:
+        runs = _earlier_runs(recorder.reports_dir())
+    except OSError:
+        return None
+    return last_good(runs.get(name, ()), model_sha256)
+
+
+_earlier_runs = cache(report_files.earlier_runs)
 
 
 def _fail(host: Host, error: EdgellmError) -> None:

@@ -7,16 +7,18 @@ the run was interrupted.
 from __future__ import annotations
 
 import atexit
-import json
+import contextlib
 import logging
 import os
 import secrets
+import signal
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from enum import Enum
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from pyinfra.api.state import BaseStateCallback
@@ -25,27 +27,46 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from edgellm import live, report_files
 from edgellm.drift import KnobState, Verdict, drifted
-from edgellm.errors import EdgellmError
-from edgellm.health import SmokeResult
+from edgellm.errors import (
+    EdgellmError,
+    HeldBackError,
+    InventoryError,
+    ModelError,
+    SettingsError,
+)
+from edgellm.hardware import HostProfile
+from edgellm.health import HealthVerdict, Peer, SmokeResult, compare_with_peers
 from edgellm.report import (
+    EXIT_BY_SIGNAL,
+    ExitCode,
+    Fault,
     FleetReport,
     HostRecord,
     HostStatus,
+    exit_code,
     knob_rows,
     reason_lines,
     summary,
     table_rows,
     told,
 )
+from edgellm.reports import retry
 from edgellm.tuning import TuningPlan
 
 if TYPE_CHECKING:
     from pyinfra.api import Host, State
 
-COLOURS = {"ok": "green", "failed": "red", "unreachable": "yellow", "drifted": "magenta"}
-EXIT_NOT_ALL_OK = 1
-EXIT_DRIFTED = 2  # of an audit that could tell of every host; docs/audit.md
+COLOURS = {
+    "ok": "green",
+    "failed": "red",
+    "unreachable": "yellow",
+    "drifted": "magenta",
+    "pending": "cyan",
+}
+# Nothing on a host has to be mended: what was given to the run is wrong.
+INPUT_ERRORS = (SettingsError, InventoryError, ModelError)
 # A terminal tells its width; a pipe or a log file does not, and 80 columns would wrap every reason.
 WIDTH_WITHOUT_TERMINAL = 160
 
@@ -61,6 +82,7 @@ class OkWhen(Enum):
     VERIFIED = "verified"
     DONE = "done"  # all was done on it
     IN_ORDER = "compared"  # nothing is done on it, and every knob is as it should be
+    PROVEN = "asked"  # nothing is done on it, it answers well, and every knob is as it should be
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,6 +95,10 @@ class HostNotes:
     release: str | None = None  # the one that runs, as far as this run knows
     verified: bool = False
     smoke: SmokeResult | None = None
+    from_control: SmokeResult | None = None  # the same questions, asked from the control machine
+    verdict: HealthVerdict | None = None
+    hardware_class: str | None = None
+    kernel: str | None = None
     knobs: tuple[KnobState, ...] = ()  # as they were when they were last compared
     repairable: tuple[str, ...] = ()  # knobs that had drifted when the run began
     is_first: bool = False  # nothing of ours was on the host then
@@ -83,12 +109,20 @@ class Run:
     """The run of this process."""
 
     started_at: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
+    suffix: str = field(default_factory=lambda: secrets.token_hex(2))
     deploy: str | None = None  # None until a deploy file of ours has begun
     ok_when: OkWhen = OkWhen.VERIFIED
     model_name: str | None = None
     model_sha256: str | None = None
     hosts: dict[str, HostNotes] = field(default_factory=dict)
     state: State | None = None
+    interrupted_by: str | None = None  # "SIGINT"
+    ends_with_a_report: bool = False
+
+    @property
+    def id(self) -> str:
+        """'20261202T101500Z-1a2b': sorts by time, and two at one time differ."""
+        return f"{self.started_at.strftime('%Y%m%dT%H%M%SZ')}-{self.suffix}"
 
     def notes(self, host: Host) -> HostNotes:
         return self.hosts.setdefault(host.name, HostNotes())
@@ -111,6 +145,7 @@ def attach_before_connecting() -> None:
     """
     if not ctx_state.isset():
         return  # the inventory was imported, not run by pyinfra
+    _end_with_a_report()
     state = ctx_state.get()
     init: Callable[..., None] = state.init
 
@@ -131,9 +166,39 @@ def _attach(state: State) -> None:
     if _run.state is None:
         _run.state = state
         state.add_callback_handler(_Callbacks())
-        atexit.register(_finish)
+        live.attach(state)
+        _end_with_a_report()
         # Where nobody listens to its logger, paramiko prints a traceback for a host that is off
         logging.getLogger("paramiko").addHandler(logging.NullHandler())
+
+
+def _end_with_a_report() -> None:
+    """At the end of the process, also where a signal ends it."""
+    if _run.ends_with_a_report:
+        return
+    _run.ends_with_a_report = True
+    atexit.register(_finish)
+    for name in EXIT_BY_SIGNAL:
+        before = signal.getsignal(getattr(signal, name))
+        if before is not signal.SIG_IGN:  # nohup
+            signal.signal(getattr(signal, name), _noting(name, before))
+
+
+def _noting(name: str, before: Any) -> Callable[[int, FrameType | None], None]:
+    """pyinfra's own way to end where it has one (Ctrl-C), else the exit handlers run as well."""
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        _run.interrupted_by = _run.interrupted_by or name
+        if callable(before) and before is not signal.default_int_handler:
+            before(number, frame)
+        sys.exit(EXIT_BY_SIGNAL[name])
+
+    return handler
+
+
+def run_directory() -> Path:
+    """Where the files of this run go, and what an operation leaves for the operator."""
+    return reports_dir() / _run.id
 
 
 def note_failure(host: Host, error: EdgellmError) -> None:
@@ -171,8 +236,22 @@ def note_model(name: str, sha256: str) -> None:
     _run.model_name, _run.model_sha256 = name, sha256
 
 
+def note_profile(host: Host, profile: HostProfile) -> None:
+    notes = _run.notes(host)
+    notes.hardware_class, notes.kernel = profile.hardware_class, profile.kernel.release
+
+
 def note_smoke(host: Host, result: SmokeResult) -> None:
     _run.notes(host).smoke = result
+
+
+def note_from_control(host: Host, result: SmokeResult) -> None:
+    """What the smoke test saw through the ssh connection."""
+    _run.notes(host).from_control = result
+
+
+def note_verdict(host: Host, verdict: HealthVerdict) -> None:
+    _run.notes(host).verdict = verdict
 
 
 def note_release(host: Host, release_id: str | None) -> None:
@@ -201,33 +280,54 @@ def evidence_against(hosts: Iterable[str]) -> str | None:
 
 
 def _finish() -> None:
-    state = _run.state
-    if state is None or not _is_a_run(state):
+    """The report, whatever fails in it, and then the exit code."""
+    if _run.deploy is None and _deploy_on_command_line() is None:
         return
-    report = report_of(_run, state, ended_at=datetime.now(timezone.utc))
-    path = write(report, reports_dir())
-    show(report, path)
-    code = exit_code(report)
+    for name in EXIT_BY_SIGNAL:
+        # A second Ctrl-C must not cut the report; it takes a second
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
+    code = EXIT_BY_SIGNAL[_run.interrupted_by] if _run.interrupted_by else None
+    if _run.state is not None and _is_a_run(_run.state):
+        try:
+            _compare_with_peers(_run)
+            report = report_of(_run, _run.state, ended_at=datetime.now(timezone.utc))
+            code = exit_code(report)
+            _tell(report_files.write(report, reports_dir()))
+        except Exception as error:  # ours; what became of the hosts is in pyinfra's own lines
+            code = code or ExitCode.FAILED
+            _complain(f"no report: {type(error).__name__}: {error}")
     if code:
         # pyinfra exits with 0 when it is interrupted and when --no-wait hosts fail: a script that
         # rolls out would go on. Nothing of this process is left to do after the report.
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
         os._exit(code)
 
 
-def exit_code(report: FleetReport) -> int:
-    """0 all ok; 2 where something has drifted and everything could be told; else 1."""
-    statuses = {host.status for host in report.hosts} - {HostStatus.OK}
-    if not statuses:
-        return 0
-    untold = any(
-        state.verdict is Verdict.UNKNOWN
-        for host in report.hosts
-        if not host.is_new
-        for state in host.knobs
-    )
-    return EXIT_DRIFTED if statuses == {HostStatus.DRIFTED} and not untold else EXIT_NOT_ALL_OK
+def _tell(written: report_files.Written) -> None:
+    for fault in written.faults:
+        _complain(f"report: {fault}")
+    with contextlib.suppress(OSError, ValueError):  # the terminal is gone, or `| head` has ended
+        show(written.report, written.path)
+
+
+def _complain(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        print(f"edgellm: {text}", file=sys.stderr)
+
+
+def _compare_with_peers(run: Run) -> None:
+    """An outlier among hosts alike gets a warning beside its verdict."""
+    peers = [
+        Peer(host=name, hardware_class=notes.hardware_class, result=notes.smoke)
+        for name, notes in run.hosts.items()
+        if notes.hardware_class is not None and notes.smoke is not None
+    ]
+    for name, warning in compare_with_peers(peers).items():
+        notes = run.hosts[name]
+        known = notes.verdict or HealthVerdict(healthy=notes.verified, reasons=())
+        notes.verdict = replace(known, warnings=(*known.warnings, warning))
 
 
 def _is_a_run(state: State) -> bool:
@@ -242,7 +342,7 @@ def _is_a_run(state: State) -> bool:
 
 
 def _anything_happened(state: State) -> bool:
-    return state.is_executing or bool(state.failed_hosts)
+    return state.is_executing or bool(state.failed_hosts) or _run.interrupted_by is not None
 
 
 def _deploy_on_command_line() -> str | None:
@@ -254,15 +354,16 @@ def _deploy_on_command_line() -> str | None:
 def report_of(run: Run, state: State, *, ended_at: datetime) -> FleetReport:
     """pyinfra's state and our notes as one report."""
     hosts = [host for host in state.inventory if state.is_host_in_limit(host)]
-    stamp = run.started_at.strftime("%Y%m%dT%H%M%SZ")
     return FleetReport(
-        run_id=f"{stamp}-{secrets.token_hex(2)}",
+        run_id=run.id,
         started_at=run.started_at.isoformat(timespec="seconds"),
         ended_at=ended_at.isoformat(timespec="seconds"),
         command=run.deploy or _deploy_on_command_line() or "",
         model_name=run.model_name,
         model_sha256=run.model_sha256,
         is_audit=run.ok_when is OkWhen.IN_ORDER,
+        invocation=tuple(retry.invocation_of(sys.argv)),
+        interrupted_by=run.interrupted_by,
         hosts=tuple(
             _host_record(run, state, host) for host in sorted(hosts, key=lambda host: host.name)
         ),
@@ -282,10 +383,19 @@ def _host_record(run: Run, state: State, host: Host) -> HostRecord:
         changed=_changed(state, host),
         smoke=notes.smoke,
         plan=notes.plan,
+        fault=_fault(notes) if status is HostStatus.FAILED else None,
+        hardware_class=notes.hardware_class,
+        kernel=notes.kernel,
+        verdict=notes.verdict,
+        from_control=notes.from_control,
         knobs=notes.knobs,
         repaired=_repaired(notes),
         is_new=notes.is_first,
     )
+
+
+def _fault(notes: HostNotes) -> Fault:
+    return Fault.INPUT if isinstance(notes.failure, INPUT_ERRORS) else Fault.HOST
 
 
 def _repaired(notes: HostNotes) -> tuple[str, ...]:
@@ -299,6 +409,8 @@ def _repaired(notes: HostNotes) -> tuple[str, ...]:
 def _status(run: Run, state: State, host: Host) -> tuple[HostStatus, str | None]:
     notes = run.notes(host)
     if host not in state.activated_hosts:
+        if run.interrupted_by is not None and notes.unreachable is None:
+            return HostStatus.PENDING, _cut_off(run, "was connected to")
         address = host.data.get("ssh_hostname") or host.name
         port = host.data.get("ssh_port") or 22
         return HostStatus.UNREACHABLE, (
@@ -306,16 +418,26 @@ def _status(run: Run, state: State, host: Host) -> tuple[HostStatus, str | None]
             f"and network, then run again with --limit {host.name}"
         )
     if notes.failure is not None:
-        return HostStatus.FAILED, str(notes.failure).removeprefix(f"{host.name}: ")
+        held_back = isinstance(notes.failure, HeldBackError)
+        status = HostStatus.PENDING if held_back else HostStatus.FAILED
+        return status, str(notes.failure).removeprefix(f"{host.name}: ")
     if host in state.failed_hosts:
         return HostStatus.FAILED, _failed_operation(state, host)
     if run.ok_when is OkWhen.IN_ORDER and notes.knobs:
         return _audited(notes)
+    if run.ok_when is OkWhen.PROVEN and notes.verified:
+        return _audited(notes)
     if notes.verified if run.ok_when is OkWhen.VERIFIED else _all_done(run, state, host):
         return HostStatus.OK, None
-    return HostStatus.FAILED, (
-        f"the run ended before this host was {run.ok_when.value}; fix: run again, it goes on where "
-        "it stopped"
+    return HostStatus.PENDING, _cut_off(run, f"was {run.ok_when.value}", _changed(state, host))
+
+
+def _cut_off(run: Run, until: str, changed: tuple[str, ...] = ()) -> str:
+    by = f" ({run.interrupted_by})" if run.interrupted_by else ""
+    so_far = f", after {len(changed)} operations had changed it" if changed else ""
+    return (
+        f"the run ended before this host {until}{by}{so_far}; fix: run again, it goes on where it "
+        "stopped"
     )
 
 
@@ -360,20 +482,6 @@ def _operations(state: State, host: Host) -> list[tuple[str, Any]]:
         for op_hash in host.op_hash_order
         if op_hash in state.ops[host]
     ]
-
-
-def write(report: FleetReport, reports: Path) -> Path:
-    """reports/<run>/fleet.json, and reports/latest pointing to the run. Returns the file's path."""
-    directory = reports / report.run_id
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / "fleet.json"
-    partial = directory / ".fleet.json"
-    partial.write_text(json.dumps(report.to_json(), indent=2, ensure_ascii=False) + "\n")
-    partial.replace(path)
-    link = reports / f".latest-{report.run_id}"
-    link.symlink_to(report.run_id)
-    link.replace(reports / "latest")
-    return path
 
 
 def show(report: FleetReport, path: Path, console: Console | None = None) -> None:

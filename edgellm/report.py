@@ -1,20 +1,23 @@
-"""One record a host, one report a run: the table on the terminal and reports/<run>/fleet.json."""
+"""One record a host, one report a run: the table on the terminal and reports/<run>/fleet.json.
+
+The other files of reports/<run>/ are made of fleet.json: edgellm/reports/.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import Enum
-from typing import Any
+from enum import Enum, IntEnum
+from typing import Any, Literal
 
 from edgellm import layout
 from edgellm.drift import KnobState, Verdict
 from edgellm.hardware import plain
-from edgellm.health import SmokeResult
+from edgellm.health import HealthVerdict, SmokeResult
 from edgellm.tuning import LEFT_ALONE, Reason, TuningPlan
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # docs/fleet.schema.json
 MOST_NAMES = 6  # in one line of reasons; the JSON has them all
 
 
@@ -24,7 +27,29 @@ class HostStatus(str, Enum):
     FAILED = "failed"
     UNREACHABLE = "unreachable"
     DRIFTED = "drifted"  # an audit found knobs that are not as a roll-out leaves them
+    PENDING = "pending"  # the run did not come to it, or not to its end
     OK = "ok"
+
+
+class ExitCode(IntEnum):
+    """Of a whole run; docs/reports.md. 1 and 0 are pyinfra's own words for the same."""
+
+    OK = 0
+    FAILED = 1
+    DRIFTED = 2
+    UNREACHABLE = 3
+    BAD_INPUT = 4
+
+
+# 128 and the signal's number, as shells have it. The signals that a run reports after.
+EXIT_BY_SIGNAL = {"SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143}
+
+
+class Fault(str, Enum):
+    """Whose fault it is that a host failed: what was given to the run, or what the host is."""
+
+    INPUT = "input"  # settings, inventory, a key, the model's pin: no host needs a visit
+    HOST = "host"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +65,14 @@ class HostRecord:
     changed: tuple[str, ...]  # names of the operations that changed the host
     smoke: SmokeResult | None
     plan: TuningPlan | None
+    fault: Fault | None = None  # of a failed host
+    hardware_class: str | None = None
+    kernel: str | None = None
+    verdict: HealthVerdict | None = None
+    from_control: SmokeResult | None = None
+    history: tuple[Mapping[str, Any], ...] = ()  # earlier runs as in the JSON, the oldest first
+    trend: Literal["up", "down", "flat"] | None = None  # of the median TTFT; "up" is slower
+    slower_since: str | None = None  # "slower since 2026-11-24: kernel 6.6.31 -> 6.12.1: …"
     knobs: tuple[KnobState, ...] = ()  # as the run left them; () where they were not compared
     repaired: tuple[str, ...] = ()  # names of those that had drifted, and that this run put right
     is_new: bool = False  # nothing of ours was on it when the run began
@@ -67,6 +100,8 @@ class FleetReport:
     model_sha256: str | None
     hosts: tuple[HostRecord, ...]
     is_audit: bool = False  # nothing was changed or timed: its knobs are the result
+    invocation: tuple[str, ...] = ()  # the command line to be given again, without secrets
+    interrupted_by: str | None = None  # "SIGINT"
 
     def with_status(self, status: HostStatus) -> tuple[HostRecord, ...]:
         return tuple(host for host in self.hosts if host.status is status)
@@ -79,9 +114,37 @@ class FleetReport:
             "started_at": self.started_at,
             "ended_at": self.ended_at,
             "deploy": self.command,
+            "invocation": list(self.invocation),
+            "interrupted_by": self.interrupted_by,
+            "exit_code": exit_code(self),
             "model": {"name": self.model_name, "sha256": self.model_sha256},
             "hosts": [_host_json(host) for host in self.hosts],
         }
+
+
+def exit_code(report: FleetReport) -> int:
+    """What a script around the run needs to know first. The order is in docs/reports.md."""
+    if report.interrupted_by is not None:
+        return EXIT_BY_SIGNAL[report.interrupted_by]
+    statuses = {host.status for host in report.hosts}
+    failed = report.with_status(HostStatus.FAILED)
+    if any(host.fault is not Fault.INPUT for host in failed):
+        return ExitCode.FAILED
+    if failed:
+        return ExitCode.BAD_INPUT
+    if HostStatus.UNREACHABLE in statuses:
+        return ExitCode.UNREACHABLE
+    if HostStatus.PENDING in statuses:
+        return ExitCode.FAILED  # held back or cut off, and no host says why
+    if HostStatus.DRIFTED not in statuses:
+        return ExitCode.OK
+    untold = any(
+        state.verdict is Verdict.UNKNOWN
+        for host in report.hosts
+        if not host.is_new
+        for state in host.knobs
+    )
+    return ExitCode.FAILED if untold else ExitCode.DRIFTED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +154,7 @@ class TableRow:
     host: str
     status: str
     release: str
-    ttft_ms: str  # "112 / 140 (n=5)": median / p95
+    ttft_ms: str  # "112 / 140 (n=5) ↗": median / p95, and slower than it used to be
     output_throughput: str  # "27.6"
     changed: str
     notes: str
@@ -120,6 +183,7 @@ def _row(host: HostRecord) -> TableRow:
     ttft = tokens = "-"
     if smoke is not None and smoke.median_ttft_ms is not None and smoke.p95_ttft_ms is not None:
         ttft = f"{smoke.median_ttft_ms:.0f} / {smoke.p95_ttft_ms:.0f} (n={smoke.n})"
+        ttft += f" {ARROWS[host.trend]}" if host.trend else ""
     if smoke is not None and smoke.output_throughput is not None:
         tokens = f"{smoke.output_throughput:.1f}"
     return TableRow(
@@ -129,13 +193,17 @@ def _row(host: HostRecord) -> TableRow:
         ttft_ms=ttft,
         output_throughput=tokens,
         changed=f"{len(host.changed)} operations" if host.changed else "nothing",
-        notes=host.reason or _notes(host),
+        notes="; ".join(filter(None, (host.reason or _notes(host), host.slower_since))),
     )
+
+
+ARROWS = {"up": "↗", "down": "↘", "flat": "→"}
 
 
 def _notes(host: HostRecord) -> str:
     """The knobs by name; reason_lines() has the why of each, once for all hosts that share it."""
-    notes = [f"repaired: {', '.join(map(short, host.repaired))}"] if host.repaired else []
+    notes = list(host.verdict.warnings) if host.verdict else []
+    notes += [f"repaired: {', '.join(map(short, host.repaired))}"] if host.repaired else []
     for label, reasons in (("see below", host.warnings), ("left alone", host.left_alone)):
         knobs = dict.fromkeys(reason.knob for reason in reasons if reason not in LEFT_ALONE)
         if knobs:
@@ -234,7 +302,7 @@ def _names(names: list[str], of_hosts: int) -> str:
 
 
 def _host_json(host: HostRecord) -> dict[str, Any]:
-    smoke = host.smoke
+    smoke, verdict, from_control = host.smoke, host.verdict, host.from_control
     plan = None if host.plan is None else plain(host.plan)
     return {
         "name": host.name,
@@ -242,10 +310,18 @@ def _host_json(host: HostRecord) -> dict[str, Any]:
         "groups": list(host.groups),
         "status": host.status.value,
         "reason": host.reason,
+        "fault": None if host.fault is None else host.fault.value,
         "release": host.release,
+        "is_new": host.is_new,
+        "hardware_class": host.hardware_class,
+        "kernel": host.kernel,
         "changed": list(host.changed),
         "repaired": list(host.repaired),
         "knobs": [plain(state) for state in host.knobs],
+        "verdict": None if verdict is None else plain(verdict),
+        "smoke": None if smoke is None else smoke.to_json(),
+        "from_control": None if from_control is None else from_control.to_json(),
+        "history": [dict(past) for past in host.history],
         "ttft_ms": None
         if smoke is None
         else {

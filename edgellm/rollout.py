@@ -10,7 +10,7 @@ from pyinfra import host
 from pyinfra.api import FunctionCommand
 
 from edgellm import recorder
-from edgellm.errors import EdgellmError
+from edgellm.errors import HeldBackError
 from edgellm.operations.containment import host_operation
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def proven(wave: Wave) -> Generator[FunctionCommand]:
         return
     against = recorder.evidence_against(wave.earlier)
     if against:
-        raise EdgellmError(
+        raise HeldBackError(
             host=host.name,
             what=f"wave {wave.number}",
             want="the waves before it healthy",

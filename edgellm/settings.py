@@ -162,7 +162,14 @@ class Settings:
     transfer_deadline_s: int = _setting("longest transfer of one file", default=3600, low=10)
     load_deadline_s: int = _setting("longest time from start to ready", default=180, low=5)
     ttft_budget_ms: int = _setting("median TTFT of a healthy host", default=1500, low=1)
+    ttft_regression_percent: int | None = _setting(
+        "how much more than at the host's last good run its median TTFT may be; null: not compared",
+        default=50,
+        low=1,
+        high=10000,
+    )
     first_token_deadline_s: int = _setting("longest wait for a first token", default=30, low=1)
+    stall_deadline_s: int = _setting("longest silence between two tokens", default=10, low=1)
     request_deadline_s: int = _setting("longest smoke request", default=120, low=1)
     smoke_requests: int = _setting(
         "timed requests of the smoke test; 0: none, the release is taken as proven",
@@ -171,8 +178,20 @@ class Settings:
         high=1000,
     )
     smoke_max_tokens: int = _setting("tokens of a smoke request", default=24, low=2, high=1024)
+    smoke_concurrency: int = _setting(
+        "streams at once in a sample of its own of the smoke test; 1: no such sample",
+        default=1,
+        low=1,
+        high=64,
+    )
+    verify_from: str = _setting(
+        "host: the smoke test asks on the host; control: from the control machine as well, "
+        "through the ssh connection",
+        default="host",
+        choices=("host", "control"),
+    )
 
-    # deploys/tune.py
+    # deploys/tune.py and deploys/bench.py
     tune_budget_s: int = _setting(
         "longest time that a host is measured for", default=600, low=60, high=7200
     )
@@ -317,9 +336,11 @@ def check_value(name: str, value: Any) -> str | None:
     meta = f.metadata
     if value is None:
         return None if "None" in wanted else f"{name} must not be empty ({meta['doc']})"
+    # Who has put a key where its name belongs must not find it in a log
+    shown = "what is there" if name.endswith("_key_env") else repr(value)
     base = wanted.split(" | ")[0]
     if not _is_of(base, value):
-        return f"{name} must be {_WORDS[base]}, not {value!r} ({meta['doc']})"
+        return f"{name} must be {_WORDS[base]}, not {shown} ({meta['doc']})"
     if meta["choices"] is not None and value not in meta["choices"]:
         return f"{name} must be one of {', '.join(map(str, meta['choices']))}, not {value!r}"
     if meta["low"] is not None and value < meta["low"]:
@@ -327,7 +348,7 @@ def check_value(name: str, value: Any) -> str | None:
     if meta["high"] is not None and value > meta["high"]:
         return f"{name} must be at most {meta['high']}, not {value!r}"
     if meta["pattern"] is not None and not re.fullmatch(meta["pattern"], value):
-        return f"{name} must look like {meta['pattern']}, not {value!r} ({meta['doc']})"
+        return f"{name} must look like {meta['pattern']}, not {shown} ({meta['doc']})"
     return None
 
 

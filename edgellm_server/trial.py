@@ -128,6 +128,7 @@ class Job:
     api_key_file: str | None
     user: str | None
     systemd: bool  # False: plain processes, where there is no systemd to place them
+    keep_all: bool = False  # every candidate to the end, also one that cannot win any more
 
     @classmethod
     def from_json(cls, text: str) -> Job:
@@ -630,14 +631,17 @@ def run(job: Job, bench: Bench, say: Say) -> None:
         if not turns_s:
             continue
         turn_s = sum(map(sum, turns_s.values())) / sum(map(len, turns_s.values()))
-        kept = worth_another_round(
-            [name for name in names if failures.get(name, 0) < MOST_FAILURES],
-            figures,
-            baseline=job.baseline,
-            rounds_done=number + 1,
-            turn_s=turn_s,
-            left_s=ends_at - time.monotonic(),
-        )
+        able = tuple(name for name in names if failures.get(name, 0) < MOST_FAILURES)
+        kept = able
+        if not job.keep_all:
+            kept = worth_another_round(
+                able,
+                figures,
+                baseline=job.baseline,
+                rounds_done=number + 1,
+                turn_s=turn_s,
+                left_s=ends_at - time.monotonic(),
+            )
         for name in names:
             if name not in kept:
                 say({"event": "dropped", "candidate": name, "round": number})

@@ -51,6 +51,8 @@ zram = "auto"
 
 # When a host counts as healthy
 ttft_budget_ms = 1500  # median of smoke_requests
+ttft_regression_percent = 50  # over the host's own last good run; None: not compared
 smoke_requests = 5
+verify_from = "host"  # "control": from the control machine as well, through the ssh connection
 load_deadline_s = 180  # from start to ready
 transfer_deadline_s = 3600  # one file: 430 MB at 1 Mbit/s take an hour

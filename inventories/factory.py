@@ -18,13 +18,15 @@ from pyinfra import config
 from edgellm import recorder
 from edgellm.errors import InventoryError
 from edgellm.inventory import load_fleet
+from edgellm.report import ExitCode
 
 try:
     _fleet = load_fleet(
         Path(os.environ.get("EDGELLM_FLEET") or Path(__file__).with_suffix(".yaml"))
     )
 except InventoryError as _error:
-    sys.exit(str(_error))  # pyinfra wraps every Exception in a traceback; this it lets through
+    print(_error, file=sys.stderr)
+    sys.exit(ExitCode.BAD_INPUT)  # pyinfra wraps every Exception in a traceback, but not this
 
 # In pyinfra's configuration, not in host data: debug-inventory prints host data.
 if os.environ.get("EDGELLM_SUDO_PASSWORD") and config.SUDO_PASSWORD is None:

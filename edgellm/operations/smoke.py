@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import posixpath
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-from pyinfra import host, state
+from pyinfra import host, logger, state
 from pyinfra.api import FunctionCommand, QuoteString, StringCommand
 
 from edgellm import layout, recorder
@@ -16,10 +17,11 @@ from edgellm.errors import EdgellmError
 from edgellm.facts import reading
 from edgellm.facts.effective import Effective
 from edgellm.facts.reading import read
-from edgellm.facts.service import UNIT
-from edgellm.health import SmokeResult, TtftBudget, judge
+from edgellm.facts.service import UNIT, Service
+from edgellm.health import SmokeResult, TtftBudget, judge, seen_from_elsewhere
 from edgellm.inspection import knobs_of_running_server
 from edgellm.operations.containment import connector_arguments, fail, host_operation
+from edgellm.operations.control_view import NotSeenError, ask_from_here
 from edgellm.report import told
 
 
@@ -34,30 +36,49 @@ class SmokeTest:
     max_tokens: int
     load_deadline_s: int
     first_token_deadline_s: int
+    stall_deadline_s: int
     request_deadline_s: int
     budget: TtftBudget
+    concurrency: int = 1
+    kernel: str | None = None  # named where the host is slower than under another
+    from_control: bool = False
+    probe_key: str | None = field(default=None, repr=False)  # for asking from the control machine
 
     @property
-    def command(self) -> StringCommand:
-        probe = posixpath.join(layout.CURRENT, "runtime", "edgellm_server", "probe.py")
+    def options(self) -> tuple[str, ...]:
+        """The probe's, wherever it runs."""
         options = {
-            "--url": self.url,
             "--model": self.model_name,
             "--n": self.requests,
             "--max-tokens": self.max_tokens,
             "--load-deadline-s": self.load_deadline_s,
             "--first-token-deadline-s": self.first_token_deadline_s,
+            "--stall-deadline-s": self.stall_deadline_s,
             "--request-deadline-s": self.request_deadline_s,
         }
+        if self.concurrency > 1:
+            options["--concurrency"] = self.concurrency
+        return tuple(bit for name, value in options.items() for bit in (name, str(value)))
+
+    @property
+    def command(self) -> StringCommand:
+        probe = posixpath.join(layout.CURRENT, "runtime", "edgellm_server", "probe.py")
+        options = ["--url", self.url, *self.options]
         if self.needs_key:
-            options["--api-key-file"] = layout.PROBE_KEY
-        bits = [bit for name, value in options.items() for bit in (name, QuoteString(str(value)))]
-        return StringCommand("python3", "-B", QuoteString(probe), *bits)
+            options += ["--api-key-file", layout.PROBE_KEY]
+        return StringCommand("python3", "-B", QuoteString(probe), *map(QuoteString, options))
 
     @property
     def ends_within_s(self) -> int:
         """After all of the probe's own deadlines: only a dead link takes longer."""
-        return self.load_deadline_s + (self.requests + 1) * self.request_deadline_s + 30
+        rounds = math.ceil(self.requests / self.concurrency) if self.concurrency > 1 else 0
+        asked = 2 * self.requests + 2 + rounds
+        return self.load_deadline_s + asked * self.request_deadline_s + 30
+
+    @property
+    def all_ends_within_s(self) -> int:
+        """With what is asked from the control machine."""
+        return self.ends_within_s * (2 if self.from_control else 1)
 
 
 @host_operation()
@@ -66,8 +87,11 @@ def verified(test: SmokeTest, desired: DesiredState) -> Generator[FunctionComman
 
     Healthy: no change. Unhealthy: this host fails.
     """
-    if not state.is_executing:
-        return
+    if state.is_executing:
+        yield from _proven(test, desired)
+
+
+def _proven(test: SmokeTest, desired: DesiredState) -> Generator[FunctionCommand]:
     said = _loaded(test) if test.requests == 0 else _answered(test)
     knobs = knobs_of_running_server(desired)
     recorder.note_knobs(host, knobs)
@@ -83,6 +107,30 @@ def verified(test: SmokeTest, desired: DesiredState) -> Generator[FunctionComman
         )
     host.noop(f"release {desired.release_id}: {said}")
     yield from ()
+
+
+@host_operation()
+def asked(test: SmokeTest, desired: DesiredState) -> Generator[FunctionCommand]:
+    """As `verified`, of a host that is found as it is: nothing on it is started for the question.
+
+    Other knobs that are off do not fail it: they are noted, and its status says so.
+    """
+    if not state.is_executing:
+        return
+    found = read(Service)
+    if found.current_release is None or not found.active:
+        never = found.current_release is None
+        raise EdgellmError(
+            host=host.name,
+            what="the service",
+            want="one that runs",
+            have="never rolled out to" if never else f"release {found.current_release}, not active",
+            fix="run deploys/qwen.py"
+            if never
+            else "on the host: journalctl -u edgellm -n 50; deploys/qwen.py starts it again",
+        )
+    yield from _proven(test, desired)
+    recorder.note_verified(host, found.running_release or found.current_release)
 
 
 @host_operation()
@@ -129,13 +177,36 @@ def _answered(test: SmokeTest) -> str:
         raise _unhealthy((" ".join(output.stderr_lines)[:400] or "the probe printed nothing",))
     result = SmokeResult.parse(lines[-1])
     recorder.note_smoke(host, result)
-    verdict = judge(result, test.budget)
+    verdict = judge(result, test.budget, kernel=test.kernel)
+    seen = None
+    if test.from_control:
+        seen, warnings = _seen_from_here(test)
+        verdict = replace(verdict, warnings=(*verdict.warnings, *warnings))
+    recorder.note_verdict(host, verdict)
+    for warning in verdict.warnings:
+        host.log(warning, logger.warning)
     if not verdict.healthy:
         raise _unhealthy(verdict.reasons)
+    from_here = ""
+    if seen is not None and seen.median_ttft_ms is not None:
+        from_here = f", {seen.median_ttft_ms:.0f} ms as seen from the control machine"
     return (
-        f"median TTFT {result.median_ttft_ms:.0f} ms (n={result.n}), "
+        f"median TTFT {result.median_ttft_ms:.0f} ms (n={result.n}){from_here}, "
         f"budget {test.budget.median_ttft_ms:.0f} ms"
     )
+
+
+def _seen_from_here(test: SmokeTest) -> tuple[SmokeResult | None, tuple[str, ...]]:
+    """What the control machine sees, and what is to be said of it: it fails no release, which the
+    way to the host is no part of."""
+    try:
+        seen = ask_from_here(
+            host, test.url, test.options, api_key=test.probe_key, within_s=test.ends_within_s
+        )
+    except NotSeenError as error:
+        return None, (f"not seen from the control machine: {error}",)
+    recorder.note_from_control(host, seen)
+    return seen, seen_from_elsewhere(seen)
 
 
 @host_operation()

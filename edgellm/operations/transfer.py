@@ -18,6 +18,7 @@ from pyinfra import logger
 from pyinfra.api.exceptions import ConnectError, PyinfraError
 from pyinfra.connectors.util import make_unix_command_for_host
 
+from edgellm import live
 from edgellm.errors import EdgellmError
 from edgellm.facts import reading
 from edgellm.remote import script_command
@@ -178,13 +179,15 @@ def _append(
             while chunk := source.read(CHUNK_BYTES):
                 channel.sendall(chunk)
                 sent_bytes += len(chunk)
+                told = f"{transfer.label}: {_mb(sent_bytes)} of {_mb(transfer.size_bytes)}"
+                live.note_transfer(host.name, told)
                 now = time.monotonic()
                 if now > ends_at:
                     channel.close()
                     raise _failed(host, transfer, f"{_mb(sent_bytes)} sent when the time was up")
-                if now - shown_at >= PROGRESS_EVERY_S:
+                if now - shown_at >= PROGRESS_EVERY_S and not live.is_shown():
                     shown_at = now
-                    host.log(f"{transfer.label}: {_mb(sent_bytes)} of {_mb(transfer.size_bytes)}")
+                    host.log(told)
         channel.shutdown_write()
         channel.recv_exit_status()
         channel.close()

@@ -8,7 +8,7 @@ import time
 from collections.abc import Generator, Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from paramiko import SSHException
 from pyinfra import host
@@ -41,6 +41,21 @@ WRITE_WITHIN_S = 60
 # Why a run ended that still has something to say of the candidates
 MEASURED = frozenset({"rounds", "settled", "budget", "throttled"})
 LAST_WORDS = 3  # lines that were no events, for the reason of a failure
+
+
+class TrialRun(Protocol):
+    """What edgellm_server/trial.py is run with."""
+
+    @property
+    def job(self) -> dict[str, Any]: ...
+    @property
+    def command(self) -> tuple[str, ...]: ...
+    @property
+    def announcement(self) -> str | None: ...
+    @property
+    def ends_within_s(self) -> int: ...
+    @property
+    def silent_within_s(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,50 +92,28 @@ def measured(tuning: Tuning) -> Generator[FunctionCommand]:
     if len(tuning.candidates) < 2:
         host.noop("nothing to try: the inventory sets every knob that could be tried here")
         return
-    model = {layout.model_path(tuning.key.model_sha256): tuning.key.model_sha256}
-    runtime = {layout.runtime_directory(tuning.key.runtime_id): tuning.key.runtime_id}
+    require_artifacts(tuning.key.model_sha256, tuning.key.runtime_id, what="tune")
+    yield FunctionCommand(contained_call, (measure, (tuning, connector_arguments(host))), {})
+
+
+def require_artifacts(model_sha256: str, runtime_id: str, *, what: str) -> None:
+    """What trials run with is on the current host. Raises EdgellmError."""
+    model = {layout.model_path(model_sha256): model_sha256}
+    runtime = {layout.runtime_directory(runtime_id): runtime_id}
     whole = read(ArtifactsWhole, models=model, runtimes=runtime)
     if not all(whole.values()):
         raise EdgellmError(
             host=host.name,
-            what="tune",
+            what=what,
             want="this model and this runtime on the host",
             have="missing: " + ", ".join(path for path, there in whole.items() if not there),
             fix="run deploys/qwen.py first",
         )
-    yield FunctionCommand(contained_call, (measure, (tuning, connector_arguments(host))), {})
 
 
 def measure(state: State, host: Host, tuning: Tuning, arguments: dict[str, Any]) -> None:
     """Runs the trials, tells how they go, chooses, and stores the result. Raises EdgellmError."""
-    names = ", ".join(candidate.name for candidate in tuning.candidates)
-    host.log(f"up to {tuning.job['budget_s']} s of trials: {names}")
-    if tuning.announcement is not None:
-        host.log(tuning.announcement)
-    events: list[dict[str, Any]] = []
-    words: list[str] = []
-    for line in lines_of(state, host, tuning, arguments):
-        event = _event(line)
-        if event is None:
-            words = [*words, line][-LAST_WORDS:]
-            continue
-        events.append(event)
-        if (told := progress_line(event)) is not None:
-            host.log(told)
-    end = events[-1] if events else {}
-    if end.get("event") != "end":
-        said = " ".join(words)[:400] or "the connection ended, or it went over its time"
-        raise _failed(host, said, "run deploys/tune.py again")
-    if end.get("why") == "busy":
-        raise _failed(
-            host,
-            str(end.get("detail")),
-            "run it at a quiet time, or with --data tune_while_busy=true",
-        )
-    if end.get("why") not in MEASURED:
-        raise _failed(
-            host, str(end.get("detail")), "see the lines above; on the host: journalctl -n 50"
-        )
+    events, end = events_of(state, host, tuning, arguments, what="tune")
     result = MeasuredResult(
         key=tuning.key,
         choice=choose(trials_of(events), tuning.candidates),
@@ -141,7 +134,44 @@ def measure(state: State, host: Host, tuning: Tuning, arguments: dict[str, Any])
     )
 
 
-def lines_of(state: State, host: Host, tuning: Tuning, arguments: dict[str, Any]) -> Iterator[str]:
+def events_of(
+    state: State, host: Host, run: TrialRun, arguments: dict[str, Any], *, what: str
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Runs the trials and tells how they go: all events, and the last. Raises EdgellmError."""
+    names = ", ".join(candidate["name"] for candidate in run.job["candidates"])
+    host.log(f"up to {run.job['budget_s']} s of trials: {names}")
+    if run.announcement is not None:
+        host.log(run.announcement)
+    events: list[dict[str, Any]] = []
+    words: list[str] = []
+    for line in lines_of(state, host, run, arguments):
+        event = _event(line)
+        if event is None:
+            words = [*words, line][-LAST_WORDS:]
+            continue
+        events.append(event)
+        if (told := progress_line(event)) is not None:
+            host.log(told)
+    end = events[-1] if events else {}
+    if end.get("event") != "end":
+        said = " ".join(words)[:400] or "the connection ended, or it went over its time"
+        raise _failed(host, said, f"run deploys/{what}.py again", what=what)
+    if end.get("why") == "busy":
+        raise _failed(
+            host,
+            str(end.get("detail")),
+            "run it at a quiet time, or with --data tune_while_busy=true",
+            what=what,
+        )
+    if end.get("why") not in MEASURED:
+        fix = "see the lines above; on the host: journalctl -n 50"
+        raise _failed(host, str(end.get("detail")), fix, what=what)
+    return events, end
+
+
+def lines_of(
+    state: State, host: Host, tuning: TrialRun, arguments: dict[str, Any]
+) -> Iterator[str]:
     """The command's output line by line, as it comes. Raises EdgellmError where the link ends."""
     command = StringCommand(*map(QuoteString, tuning.command))
     job = json.dumps(tuning.job, sort_keys=True)
@@ -174,7 +204,7 @@ def lines_of(state: State, host: Host, tuning: Tuning, arguments: dict[str, Any]
         raise _failed(
             host,
             f"the link was lost ({str(error) or type(error).__name__})",
-            "run deploys/tune.py again: the host has ended the trials by itself",
+            "run it again: the host has ended the trials by itself",
         ) from None
     if rest:
         yield rest
@@ -200,11 +230,11 @@ def _event(line: str) -> dict[str, Any] | None:
     return event if isinstance(event, dict) and "event" in event else None
 
 
-def _failed(host: Host, have: str, fix: str) -> EdgellmError:
+def _failed(host: Host, have: str, fix: str, *, what: str = "tune") -> EdgellmError:
     return EdgellmError(
         host=host.name,
-        what="tune",
-        want="trials on the host, and their result stored",
+        what=what,
+        want="trials on the host, and their result",
         have=have,
         fix=fix,
     )

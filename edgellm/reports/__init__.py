@@ -1,4 +1,4 @@
-"""Renderers of one run: the dict of fleet.json -> every other file of reports/<run>/.
+"""Renderers of one run: fleet.json, read by schema.load -> every other file of reports/<run>/.
 
 They take fleet.json alone, so an old run's files can be made again from it. docs/reports.md says
 what each file is for.
@@ -6,21 +6,18 @@ what each file is for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
-from edgellm.reports import html, junit, prometheus, retry, schema
+from edgellm.reports.html import page
+from edgellm.reports.junit import xml
+from edgellm.reports.prometheus import text
+from edgellm.reports.retry import RENDERERS as LISTS
+from edgellm.reports.schema import Fleet
 
-
-def files(fleet_json: Mapping[str, Any]) -> dict[str, str]:
-    """{name: text} of all that lies beside fleet.json. Raises ParseError.
-
-    A list of hosts for --limit is there only where it has hosts: an empty one would limit nothing.
-    """
-    fleet = schema.load(fleet_json)
-    return {
-        "fleet.html": html.page(fleet),
-        "junit.xml": junit.xml(fleet),
-        "fleet.prom": prometheus.text(fleet),
-        **retry.files(fleet),
-    }
+# A file's text; "": there is nothing to be written to it.
+RENDERERS: Mapping[str, Callable[[Fleet], str]] = {
+    **LISTS,
+    "fleet.prom": text,
+    "junit.xml": xml,
+    "fleet.html": page,
+}

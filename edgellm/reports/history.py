@@ -7,13 +7,16 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import ValidationError
 
+from edgellm.health import LastGood
 from edgellm.reports.schema import Fleet, Host, PastRun, Status, without_halves
 
 KEPT_RUNS = 20  # of a host, in fleet.json and in the page
+KEPT_WITHOUT_FIGURES = 5  # audits every night must not push out what was measured
+MODEL_DIGITS = 16  # of its sha256
 # A run is compared with the median of this many before it: one slow run does not move a median.
 COMPARED_RUNS = 5
 MIN_RUNS = 3  # below that their spread is not known
@@ -57,8 +60,8 @@ class SlowerSince:
         return (
             f"slower since {self.at[:10]}: {self.what} {self.before} -> {self.after}: median TTFT "
             f"{self.before_ms:.0f} -> {self.after_ms:.0f} ms "
-            f"(+{100 * (self.after_ms / self.before_ms - 1):.0f} %, {self.runs_before} runs before, "
-            f"{self.runs_after} after)"
+            f"(+{100 * (self.after_ms / self.before_ms - 1):.0f} %, "
+            f"{self.runs_before} runs before, {self.runs_after} after)"
         )
 
 
@@ -74,6 +77,8 @@ def line_of(fleet: Fleet, host: Host) -> PastRun:
         hardware_class=host.hardware_class,
         kernel=host.kernel,
         release=host.release,
+        model=fleet.model.sha256[:MODEL_DIGITS] if fleet.model.sha256 else None,
+        n=measured.n,
         median_ttft_ms=measured.median_ttft_ms,
         p95_ttft_ms=measured.p95_ttft_ms,
         output_throughput=measured.output_throughput,
@@ -86,9 +91,7 @@ def lines(fleet: Fleet) -> str:
     The line break comes first as well: what a cut run left of its last line stays by itself.
     """
     told = [
-        json.dumps(line_of(fleet, host).model_dump(exclude_none=True), separators=(",", ":"))
-        for host in fleet.hosts
-        if host.status is not Status.PENDING
+        _line(line_of(fleet, host)) for host in fleet.hosts if host.status is not Status.PENDING
     ]
     return "\n" + "\n".join(told) + "\n" if told else ""
 
@@ -109,19 +112,55 @@ def read(text: str, *, runs: int = KEPT_RUNS) -> dict[str, tuple[PastRun, ...]]:
             continue
         found.setdefault(past.host, {})[past.run_id] = past
     return {
-        host: tuple(sorted(past.values(), key=lambda run: run.at)[-runs:])
+        host: _last(sorted(past.values(), key=lambda run: run.at), runs)
         for host, past in found.items()
     }
 
 
-def add_to(fleet_json: dict[str, Any], earlier: dict[str, tuple[PastRun, ...]]) -> None:
-    """Puts each host's earlier runs into the dict of fleet.json."""
-    for host in fleet_json["hosts"]:
-        host["history"] = [
-            past.model_dump(exclude_none=True)
-            for past in earlier.get(host["name"], ())
-            if past.run_id != fleet_json["run_id"]
-        ]
+def _last(past: Sequence[PastRun], runs: int) -> tuple[PastRun, ...]:
+    figures = [run for run in past if run.median_ttft_ms is not None][-runs:]
+    others = [run for run in past if run.median_ttft_ms is None][-KEPT_WITHOUT_FIGURES:]
+    return tuple(sorted((*figures, *others), key=lambda run: run.at))
+
+
+def kept(text: str) -> str:
+    """history.jsonl with the last KEPT_RUNS of each host alone, the oldest first."""
+    runs = sorted((run for past in read(text).values() for run in past), key=lambda run: run.at)
+    return "".join(f"{_line(run)}\n" for run in runs)
+
+
+def _line(run: PastRun) -> str:
+    return json.dumps(run.model_dump(exclude_none=True), separators=(",", ":"))
+
+
+def trend_of(fleet: Fleet, host: Host) -> Trend | None:
+    now = line_of(fleet, host)
+    return trend(now.median_ttft_ms, of_the_model(now.model, host.history))
+
+
+def of_the_model(model: str | None, earlier: Iterable[PastRun]) -> tuple[PastRun, ...]:
+    """Another model is no slower host."""
+    return tuple(past for past in earlier if past.model == model)
+
+
+def last_good(runs: Iterable[PastRun], model_sha256: str | None) -> LastGood | None:
+    """The last of a host's runs, the oldest first, in which it was ok with this very model.
+
+    A line without a model is of none: neither a version 1 nor `engine: forward` tells of one.
+    """
+    for past in reversed(tuple(runs)):
+        ms = _counted(past)
+        if ms is None or past.status != Status.OK.value:
+            continue
+        if model_sha256 is not None and past.model == model_sha256[:MODEL_DIGITS]:
+            return LastGood(
+                median_ttft_ms=ms,
+                n=past.n or 0,
+                at=past.at,
+                kernel=past.kernel,
+                release=past.release,
+            )
+    return None
 
 
 def trend(now_ms: float | None, earlier: Iterable[PastRun]) -> Trend | None:
@@ -141,6 +180,14 @@ def trend(now_ms: float | None, earlier: Iterable[PastRun]) -> Trend | None:
     return Trend(
         direction=direction, change=change, usual_ms=usual_ms, noise=noise, runs=len(usual)
     )
+
+
+def slower_since_of(fleet: Fleet, host: Host) -> SlowerSince | None:
+    """As slower_since, this run included; None where it has measured nothing."""
+    now = line_of(fleet, host)
+    if now.median_ttft_ms is None:
+        return None
+    return slower_since((*of_the_model(now.model, host.history), now))
 
 
 def slower_since(runs: Sequence[PastRun]) -> SlowerSince | None:
@@ -184,9 +231,7 @@ def _counted(past: PastRun) -> float | None:
     return ms if ms is not None and math.isfinite(ms) and ms > 0 else None
 
 
-def _changed(
-    last: PastRun, first: PastRun
-) -> tuple[Literal["kernel", "release"], str, str] | None:
+def _changed(last: PastRun, first: PastRun) -> tuple[Literal["kernel", "release"], str, str] | None:
     """A kernel's change before a release's: the release often follows from it."""
     if last.kernel and first.kernel and last.kernel != first.kernel:
         return "kernel", last.kernel, first.kernel

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from edgellm.reports.schema import Fleet, Host, Status
 
@@ -21,24 +22,30 @@ LISTS = {
 MOST_NAMED = 12  # hosts by name in a command; more are read from the files
 DEFAULT_INVENTORY = "inventories/factory.py"
 ROLL_OUT = "deploys/qwen.py"
+REPORTS_DIR = "${EDGELLM_REPORTS_DIR:-reports}"
 
 # Options with a value that a retry must not repeat: who it is for is what changes.
 _DROPPED = frozenset({"--limit", "--exclude"})
 _SECRET_OPTIONS = frozenset(
-    {"--ssh-password", "--ssh-key-password", "--sudo-password", "--su-password"}
+    {"--ssh-password", "--password", "--ssh-key-password", "--key-password"}
 )
 _SECRET_DATA = re.compile(r"key|token|password|secret|prompt", re.IGNORECASE)
 
 
-def files(fleet: Fleet) -> dict[str, str]:
-    """Lists with hosts in them only: an empty --limit limits nothing, so all hosts would run."""
-    lists = {
-        name: "".join(f"{pattern(host.name)}\n" for host in hosts)
-        for name in LISTS
-        if (hosts := listed(fleet, name))
-    }
-    commands = [f"{command(fleet, names)}\n" for names in asked(fleet)]
-    return lists | ({"retry.txt": "".join(commands)} if commands else {})
+def names(name: str, fleet: Fleet) -> str:
+    """A host a line; "" where the list has none."""
+    return "".join(f"{pattern(host.name)}\n" for host in listed(fleet, name))
+
+
+def commands(fleet: Fleet) -> str:
+    """A command a line; "" where there is nothing to do again."""
+    return "".join(f"{command(fleet, names)}\n" for names in asked(fleet))
+
+
+RENDERERS: Mapping[str, Callable[[Fleet], str]] = {
+    **{name: partial(names, name) for name in LISTS},
+    "retry.txt": commands,
+}
 
 
 def asked(fleet: Fleet) -> tuple[tuple[str, ...], ...]:
@@ -66,10 +73,8 @@ def command(fleet: Fleet, names: Sequence[str]) -> str:
         run = [ROLL_OUT if word.endswith("audit.py") else word for word in run]
     base = shlex.join(run)
     if len(hosts) <= MOST_NAMED:
-        return " ".join(
-            [base, *(f"--limit {shlex.quote(pattern(host.name))}" for host in hosts)]
-        )
-    paths = [f"reports/{shlex.quote(fleet.run_id)}/{name}" for name in names]
+        return " ".join([base, *(f"--limit {shlex.quote(pattern(host.name))}" for host in hosts)])
+    paths = [f"{REPORTS_DIR}/{shlex.quote(fleet.run_id)}/{name}" for name in names]
     there = " && ".join(f"test -s {path}" for path in paths)
     return f"{there} && {base} $(sed 's/^/--limit=/' {' '.join(paths)})"
 

@@ -9,25 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import datetime
-from enum import Enum
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from edgellm.errors import ParseError
+from edgellm.report import SCHEMA_VERSION, Fault, HostStatus
 
-SCHEMA_VERSION = 2
 READABLE_VERSIONS = (1, 2)
-
-
-class Status(str, Enum):
-    """How a host came out of a run; what needs a person comes first."""
-
-    FAILED = "failed"
-    UNREACHABLE = "unreachable"
-    DRIFTED = "drifted"  # an audit found a knob that is not as the roll-out left it
-    PENDING = "pending"  # the run ended before it came to this host
-    OK = "ok"
+Status = HostStatus
 
 
 class _Part(BaseModel):
@@ -76,25 +66,52 @@ class Samples(_Part):
     median_ttft_ms: float | None = None
     p95_ttft_ms: float | None = None
     max_ttft_ms: float | None = None
-    output_throughput: float | None = Field(None, description="tokens/s")
+    median_tpot_ms: float | None = None
+    output_throughput: float | None = Field(default=None, description="tokens/s")
 
 
 class Together(Samples):
     k: int = Field(description="requests at a time")
 
 
+class HostState(_Part):
+    """The host's load and heat at one moment; null for what it does not tell."""
+
+    psi_cpu_some_avg10: float | None = None
+    psi_memory_some_avg10: float | None = None
+    psi_io_some_avg10: float | None = None
+    loadavg_1: float | None = None
+    temperature_c: float | None = None
+    cpu_freq_khz: float | None = None
+    cpu_freq_max_khz: float | None = None
+    throttled: str | None = Field(default=None, description="a Raspberry Pi's flags: 0x50005")
+    cooling_state: float | None = None
+    throttle_count: float | None = None
+
+
+class Failure(_Part):
+    """One request that went wrong; docs/verification.md has the kinds."""
+
+    kind: str
+    detail: str = ""
+
+
 class Smoke(Samples):
     """The smoke test, and the host's state at that time."""
 
     cold_ttft_ms: float | None = None
+    new_prefix_ttft_ms: float | None = None
     known_prefix: Samples | None = None
     varied: Samples | None = None
     concurrency: tuple[Together, ...] = ()
-    median_tpot_ms: float | None = None
     temperature_c: float | None = None
-    throttled: str | bool | int | None = None
+    throttled: str | None = None
     cpu_freq_khz: float | None = None
     psi_cpu_some_avg10: float | None = None
+    host_before: HostState | None = Field(default=None, description="before the first request")
+    host: HostState | None = Field(default=None, description="after the last request")
+    answer_sample: str | None = None
+    failures: tuple[Failure, ...] = ()
 
 
 class Verdict(_Part):
@@ -114,6 +131,8 @@ class PastRun(_Part):
     hardware_class: str | None = None
     kernel: str | None = None
     release: str | None = None
+    model: str | None = Field(default=None, description="first 16 digits of its sha256")
+    n: int | None = Field(default=None, description="requests behind the median")
     median_ttft_ms: float | None = None
     p95_ttft_ms: float | None = None
     output_throughput: float | None = None
@@ -124,19 +143,23 @@ class Host(_Part):
     address: str = ""
     groups: tuple[str, ...] = ()
     status: Status
-    reason: str | None = Field(None, description="why it is not ok, with the fix")
-    release: str | None = Field(None, description="that runs now; null: none, or not known")
-    hardware_class: str | None = Field(None, description="Raspberry Pi 5 / 4 cores")
+    reason: str | None = Field(default=None, description="why it is not ok, with the fix")
+    fault: Fault | None = Field(
+        default=None, description="of a failed host: input (what was given to the run) or host"
+    )
+    is_new: bool = Field(default=False, description="nothing of ours was on it when the run began")
+    release: str | None = Field(default=None, description="that runs now; null: none, or not known")
+    hardware_class: str | None = Field(default=None, description="Raspberry Pi 5 / 4 cores")
     kernel: str | None = None
-    changed: tuple[str, ...] = Field((), description="operations that changed the host")
-    repaired: tuple[str, ...] = Field((), description="drifts that this run has mended")
+    changed: tuple[str, ...] = Field(default=(), description="operations that changed the host")
+    repaired: tuple[str, ...] = Field(default=(), description="drifts that this run has mended")
     verdict: Verdict | None = None
     smoke: Smoke | None = None
-    from_control: Smoke | None = Field(None, description="as seen from the control machine")
+    from_control: Smoke | None = Field(default=None, description="as seen from the control machine")
     knobs: tuple[KnobState, ...] = ()
     plan: dict[str, Any] | None = None
     reasons: tuple[Reason, ...] = ()
-    history: tuple[PastRun, ...] = Field((), description="earlier runs, the oldest first")
+    history: tuple[PastRun, ...] = Field(default=(), description="earlier runs, the oldest first")
     answer_sample: str | None = None
     # Of schema 1; `smoke` says the same and more.
     ttft_ms: Ttft | None = None
@@ -190,9 +213,11 @@ class Fleet(_Part):
     deploy: str = Field("", description="the deploy file's name: qwen")
     model: Model = Model()
     invocation: tuple[str, ...] = Field(
-        (),
+        default=(),
         description="the command line without its --limit and without secrets, for the retry",
     )
+    interrupted_by: str | None = Field(default=None, description="a signal: SIGINT")
+    exit_code: int | None = Field(default=None, description="docs/reports.md")
     hosts: tuple[Host, ...] = ()
 
     def with_status(self, status: Status) -> tuple[Host, ...]:

@@ -38,7 +38,7 @@ def start_server(ctx: Context, *placed: OperationMeta | None) -> None:
         plan=ctx.plan,
         upstream_unit=desired.upstream_unit,
         own_app=ctx.settings.server_app is not None,
-        guard_s=ctx.smoke_test.ends_within_s + service.GUARD_SLACK_S,
+        guard_s=ctx.smoke_test.all_ends_within_s + service.GUARD_SLACK_S,
         repaired=lambda: any(
             done.did_change() for done in (*placed, keys, release_files, units) if done is not None
         ),

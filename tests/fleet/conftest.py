@@ -10,9 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,6 +29,7 @@ from edgellm.observed import PathState, ServiceState
 from edgellm.operations import kernel
 from edgellm.parse import parse_profile
 from edgellm.release import Release
+from edgellm.reports import schema
 from edgellm.settings import Settings
 from edgellm.tuning import plan_tuning
 from tests.fleet.answers import Answers, Responses
@@ -116,6 +119,7 @@ class Ended:
     @property
     def report(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.reports / "latest" / "fleet.json").read_text())
+        schema.check(found)  # no run of any test writes what docs/fleet.schema.json does not have
         return found
 
     def host(self, name: str) -> dict[str, Any]:
@@ -136,6 +140,7 @@ class Fleet:
     depot: Depot
     directory: Path
     hosts: dict[str, list[tuple[str, dict[str, Any]]]] = field(default_factory=dict)
+    more_lines: tuple[str, ...] = ()  # of the inventory file
 
     def add(
         self,
@@ -261,16 +266,17 @@ class Fleet:
             "cat /proc/sys/vm/swappiness": str(host.effective.swappiness),
         }
 
-    def run(self, deploy: str, *arguments: str) -> Ended:
+    def run(self, deploy: str, *arguments: str, interrupt_at: str | None = None) -> Ended:
+        """`interrupt_at`: Ctrl-C as soon as this text is in the output."""
         inventory = self.directory / "fleet.py"
         lines = [f"{group} = {hosts!r}" for group, hosts in self.hosts.items()]
         lines.insert(0, "from tests.fleet.answers import Answers")
         lines += ["from edgellm import recorder as _recorder"]
-        lines += ["_recorder.attach_before_connecting()"]
+        lines += ["_recorder.attach_before_connecting()", *self.more_lines]
         inventory.write_text("\n".join(lines) + "\n")
         reports = self.directory / "reports"
         command = [sys.executable, "-m", "pyinfra"]
-        done = subprocess.run(
+        process = subprocess.Popen(
             [*command, str(inventory), f"deploys/{deploy}.py", "-y", *arguments],
             cwd=REPOSITORY,
             env={
@@ -284,9 +290,19 @@ class Fleet:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=WITHIN_S,
         )
-        return Ended(returncode=done.returncode, output=done.stdout, reports=reports)
+        deadline = threading.Timer(WITHIN_S, process.kill)
+        deadline.start()
+        assert process.stdout is not None
+        output = ""
+        for line in process.stdout:
+            output += line
+            if interrupt_at is not None and interrupt_at in line:
+                process.send_signal(signal.SIGINT)
+                interrupt_at = None
+        code = process.wait()
+        deadline.cancel()
+        return Ended(returncode=code, output=output, reports=reports)
 
 
 def _probe_of(probe: str, host: RolledOut) -> str:

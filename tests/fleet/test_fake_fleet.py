@@ -202,7 +202,7 @@ def test_a_later_wave_is_not_touched_where_an_earlier_one_is_unhealthy(
     fleet.add("pi5-02", data={"wave": 2})
     ended = fleet.run("qwen")
     assert ended.returncode == 1
-    assert ended.statuses == {"canary": "failed", "pi5-01": "failed", "pi5-02": "failed"}
+    assert ended.statuses == {"canary": "failed", "pi5-01": "pending", "pi5-02": "pending"}
     for name in ("pi5-01", "pi5-02"):
         assert ended.host(name)["changed"] == []
         assert "not touched" in ended.host(name)["reason"]
@@ -309,3 +309,57 @@ def test_an_uninstallation_that_went_well_is_reported_so_and_exits_0(
     assert ended.statuses == {"pi5-01": "ok", "fresh": "ok"}
     assert ended.host("fresh")["changed"] == []
     assert ended.host("pi5-01")["changed"]
+
+
+# The exit code, and a run that is cut
+
+
+def test_a_run_that_only_bad_settings_keep_from_being_whole_exits_4(
+    new_fleet: Callable[[], Any],
+) -> None:
+    fleet = new_fleet()
+    fleet.add("pi5-01")
+    fleet.add("bad-settings", data={"thread": 4})
+    ended = fleet.run("qwen")
+    assert ended.returncode == 4, ended.output
+    assert ended.host("bad-settings")["fault"] == "input"
+    assert ended.report["exit_code"] == 4
+
+
+def test_a_key_in_place_of_its_variables_name_is_in_no_file_and_not_on_the_terminal(
+    new_fleet: Callable[[], Any],
+) -> None:
+    fleet = new_fleet()
+    fleet.add("pi5-01", data={"ssh_password": "hunter2"})
+    ended = fleet.run("qwen", "--data", "api_key_env=sk-live-0123456789")
+    assert ended.statuses == {"pi5-01": "failed"}
+    texts = [ended.output, *(p.read_text() for p in ended.reports.glob("latest/*"))]
+    assert len(texts) > 5
+    assert not [text for text in texts if "sk-live" in text or "hunter2" in text]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Connecting to hosts",
+        "Preparing operation",
+        "Beginning operation run",
+        "Service runs the release",
+        "Results:",
+    ],
+)
+def test_a_run_that_is_interrupted_leaves_a_whole_report(
+    new_fleet: Callable[[], Any], text: str
+) -> None:
+    fleet = new_fleet()
+    for number in range(6):
+        fleet.add(f"pi5-{number:02}")
+    ended = fleet.run("qwen", interrupt_at=text)
+    assert text in ended.output
+    assert ended.returncode == 130, ended.output
+    assert ended.report["interrupted_by"] == "SIGINT"
+    assert len(ended.statuses) == 6
+    assert set(ended.statuses.values()) <= {"pending", "ok"}
+    expected = {"fleet.json", "fleet.html", "fleet.prom", "junit.xml"}
+    assert expected <= {path.name for path in ended.reports.glob("latest/*")}
+    assert "Traceback" not in ended.output

@@ -26,7 +26,7 @@ from edgellm.facts.effective import Effective
 from edgellm.facts.service import ServiceState
 from edgellm.facts.upstream import UpstreamState
 from edgellm.hardware import HostProfile
-from edgellm.health import TtftBudget
+from edgellm.health import LastGood, SmokeResult, TtftBudget
 from edgellm.operations import (
     cores,
     kernel,
@@ -40,6 +40,7 @@ from edgellm.operations import (
     zram,
 )
 from edgellm.operations.containment import contained_call, fail, host_operation
+from edgellm.operations.control_view import NotSeenError
 from edgellm.operations.paths import HostFile
 from edgellm.operations.runtime import place
 from edgellm.operations.smoke import SmokeTest
@@ -288,6 +289,7 @@ SMOKE = SmokeTest(
     max_tokens=24,
     load_deadline_s=180,
     first_token_deadline_s=30,
+    stall_deadline_s=10,
     request_deadline_s=120,
     budget=TtftBudget(median_ttft_ms=1500),
 )
@@ -506,10 +508,153 @@ def test_the_probe_is_asked_with_every_deadline_of_the_settings_and_no_key(
     assert command.get_raw_value() == (
         "python3 -B /opt/edgellm/current/runtime/edgellm_server/probe.py"
         " --url http://127.0.0.1:8000 --model m --n 5 --max-tokens 24 --load-deadline-s 180"
-        " --first-token-deadline-s 30 --request-deadline-s 120"
+        " --first-token-deadline-s 30 --stall-deadline-s 10 --request-deadline-s 120"
     )
-    # After the probe's own last deadline, never before
-    assert host.timeouts_s[0] > 180 + 6 * 120
+    # After the probe's own last deadline, never before: 1 cold, 5 varied, 1 + 5 behind a prefix
+    assert host.timeouts_s[0] > 180 + 12 * 120
+
+
+def test_streams_at_once_are_asked_for_where_the_inventory_wants_them_and_get_their_time() -> None:
+    several = replace(SMOKE, concurrency=4)
+    assert several.command.get_raw_value().endswith(" --concurrency 4")
+    assert several.ends_within_s == SMOKE.ends_within_s + 2 * 120  # two rounds for 5 or more
+
+
+def test_a_host_slower_than_at_its_last_good_run_is_unhealthy_and_the_kernels_are_named(
+    scripted_host: Any, commands_of: Commands, notes: recorder.Run
+) -> None:
+    last = LastGood(median_ttft_ms=40.0, n=5, at="2026-11-24T10:00:00+00:00", kernel="6.6.31")
+    test = replace(SMOKE, budget=TtftBudget(median_ttft_ms=1500, last_good=last), kernel="6.12.1")
+    error = failure_of(verify(commands_of, found(scripted_host, answers=[HEALTHY]), test=test))
+    assert "regressed: median TTFT 112 ms (n=5) is 181 % over" in error.have
+    assert "the kernel was 6.6.31 and is 6.12.1" in error.have
+    verdict = notes.hosts["pi5-01"].verdict
+    assert verdict is not None
+    assert not verdict.healthy
+    assert verdict.reasons == (error.have,)
+
+
+def test_a_warning_is_told_and_noted_and_fails_nothing(
+    scripted_host: Any, commands_of: Commands, notes: recorder.Run
+) -> None:
+    hot = {"temperature_c": 84.0, "throttled": "0x4"}
+    host = found(scripted_host, answers=[{**HEALTHY, "host": hot}])
+    assert verify(commands_of, host) == []
+    said = "held down while it was measured: throttled, 84 °C"
+    assert said in host.lines
+    verdict = notes.hosts["pi5-01"].verdict
+    assert verdict is not None
+    assert (verdict.healthy, verdict.warnings) == (True, (said,))
+
+
+# From the control machine as well
+
+FROM_HERE = replace(SMOKE, from_control=True, probe_key="key-of-the-probe")
+
+
+def test_both_views_are_told_and_noted(
+    scripted_host: Any,
+    commands_of: Commands,
+    notes: recorder.Run,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Any] = []
+
+    def ask(host: Any, url: str, options: Any, **more: Any) -> SmokeResult:
+        asked.append((url, options, more["api_key"]))
+        return SmokeResult.parse(json.dumps({**HEALTHY, "median_ttft_ms": 140.2}))
+
+    monkeypatch.setattr(smoke, "ask_from_here", ask)
+    host = found(scripted_host, answers=[HEALTHY])
+    assert verify(commands_of, host, test=FROM_HERE) == []
+    assert asked == [("http://127.0.0.1:8000", FROM_HERE.options, "key-of-the-probe")]
+    assert "112 ms (n=5), 140 ms as seen from the control machine" in host.noop_description
+    noted = notes.hosts["pi5-01"]
+    assert noted.smoke is not None
+    assert noted.from_control is not None
+    assert (noted.smoke.median_ttft_ms, noted.from_control.median_ttft_ms) == (112.4, 140.2)
+
+
+@pytest.mark.parametrize(
+    ("seen", "warning"),
+    [
+        pytest.param(
+            NotSeenError("the host's sshd forwards no ports"),
+            "not seen from the control machine: the host's sshd forwards no ports",
+            id="no forward",
+        ),
+        pytest.param(
+            {**HEALTHY, "failures": [{"kind": "connection", "detail": "reset"}]},
+            "as seen from the control machine: connection: reset",
+            id="a fault on the way",
+        ),
+    ],
+)
+def test_what_goes_wrong_on_the_way_is_a_warning(
+    scripted_host: Any,
+    commands_of: Commands,
+    notes: recorder.Run,
+    monkeypatch: pytest.MonkeyPatch,
+    seen: Any,
+    warning: str,
+) -> None:
+    def ask(*_: Any, **__: Any) -> SmokeResult:
+        if isinstance(seen, Exception):
+            raise seen
+        return SmokeResult.parse(json.dumps(seen))
+
+    monkeypatch.setattr(smoke, "ask_from_here", ask)
+    assert verify(commands_of, found(scripted_host, answers=[HEALTHY]), test=FROM_HERE) == []
+    verdict = notes.hosts["pi5-01"].verdict
+    assert verdict is not None
+    assert verdict.warnings == (warning,)
+
+
+def test_the_probes_key_is_in_no_text_of_the_test() -> None:
+    assert "key-of-the-probe" not in repr(FROM_HERE) + FROM_HERE.command.get_raw_value()
+    assert FROM_HERE.all_ends_within_s == 2 * SMOKE.ends_within_s
+
+
+# deploys/verify.py
+
+
+def ask_again(commands_of: Commands, host: Any) -> list[Any]:
+    return commands_of(smoke.asked, host, executing=True, test=SMOKE, desired=DESIRED)
+
+
+def test_a_host_that_runs_is_asked_and_counts_as_verified_with_whatever_is_off(
+    scripted_host: Any, commands_of: Commands, notes: recorder.Run
+) -> None:
+    host = found(scripted_host, IN_ORDER.in_force(swappiness=60), answers=[HEALTHY])
+    assert ask_again(commands_of, host) == []
+    noted = notes.hosts["pi5-01"]
+    assert (noted.verified, noted.release) == (True, DESIRED.release_id)
+    assert [k.knob for k in noted.knobs if k.verdict is Verdict.DRIFTED] == ["swappiness"]
+
+
+@pytest.mark.parametrize(
+    ("other", "have"),
+    [
+        pytest.param(
+            IN_ORDER.served(active=False, running_release=None),
+            f"release {DESIRED.release_id}, not active",
+            id="stopped",
+        ),
+        pytest.param(
+            IN_ORDER.served(active=False, running_release=None, current_release=None),
+            "never rolled out to",
+            id="new",
+        ),
+    ],
+)
+def test_a_host_without_a_running_service_is_not_asked_for_that_would_start_it(
+    scripted_host: Any, commands_of: Commands, other: RolledOut, have: str
+) -> None:
+    host = found(scripted_host, other)
+    error = failure_of(ask_again(commands_of, host))
+    assert error.have == have
+    assert "deploys/qwen.py" in error.fix
+    assert host.commands == []
 
 
 def test_a_key_is_read_from_its_file_on_the_host() -> None:

@@ -21,6 +21,7 @@ FOLDERS = sorted(path.name for path in HERE.iterdir() if "." in path.name and pa
 IN_PYTHON = {
     *("model.present", "runtime.present", "smoke.given_up", "smoke.verified"),
     *("record.confirmed", "smoke.in_order", "trials.measured"),
+    *("bench.compared", "diagnose.bundled", "smoke.asked"),
 }
 
 for _folder in FOLDERS:

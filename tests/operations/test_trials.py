@@ -27,6 +27,10 @@ PLANNED = Candidate.of("planned")
 FEWER = Candidate.of("threads 1", threads=1)
 MODEL_PATH = f"/opt/edgellm/models/{SHA256}.gguf"
 RUNTIME_PATH = "/opt/edgellm/runtimes/rt-1"
+JOB = {
+    **{"budget_s": 600, "requests": 3},
+    "candidates": [{"name": "planned"}, {"name": "threads 1"}],
+}
 STORED = MeasuredResult(
     key=KEY,
     choice=Choice(candidate="planned", changes=(), why="noise", conclusive=True, standings=()),
@@ -40,7 +44,7 @@ def tuning(**changed: Any) -> Tuning:
     values: dict[str, Any] = {
         "key": KEY,
         "candidates": (PLANNED, FEWER),
-        "job": {"budget_s": 600, "requests": 3},
+        "job": JOB,
         "command": ("systemd-run", "--unit=edgellm-tune"),
         "announcement": None,
         "stored": None,
@@ -174,7 +178,7 @@ def test_a_winner_is_stored_with_its_key_and_the_operator_told_what_to_run(
     host = host_of(answer(*fast, end("rounds")), [])
     measured(host, tuning())
     assert str(host.commands[0]) == "systemd-run --unit=edgellm-tune"
-    assert json.loads(host.stdin[0]) == {"budget_s": 600, "requests": 3}
+    assert json.loads(host.stdin[0]) == JOB
     result = stored_by(host)
     assert result.key == KEY
     assert result.choice.candidate == "threads 1"

@@ -205,6 +205,13 @@ def test_run_ends_when_nothing_is_left_that_could_win() -> None:
     assert turns(events, "planned") == 2
 
 
+def test_where_all_are_to_be_kept_one_that_cannot_win_is_measured_to_the_end() -> None:
+    bench = ScriptedBench({"planned": 100, "a": 110, "b": 120, "c": 101})
+    stop, events = run_scripted(bench, max_rounds=6, keep_all=True)
+    assert stop.why == "rounds"
+    assert [turns(events, name) for name in NAMES] == [6, 6, 6, 6]
+
+
 def test_run_ends_at_once_when_the_host_throttles() -> None:
     bench = ScriptedBench({"planned": 100, "a": 90, "b": 90, "c": 90}, hot_in_round=3)
     stop, events = run_scripted(bench)

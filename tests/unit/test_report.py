@@ -266,6 +266,13 @@ def test_the_note_of_a_drifted_host_is_its_reason() -> None:
     assert (row.status, row.notes) == ("drifted", "swappiness: 60 now; fix: …")
 
 
+def test_a_row_shows_the_trend_beside_the_figures_and_says_since_when() -> None:
+    since = "slower since 2026-11-24: kernel 6.6 -> 6.12: median TTFT 90 -> 112 ms"
+    (row,) = table_rows(report(host("pi5-01", trend="up", slower_since=since)))
+    assert row.ttft_ms == "112 / 140 (n=5) ↗"
+    assert row.notes == since
+
+
 # Knobs in words
 
 
@@ -429,8 +436,8 @@ def test_a_path_is_not_cut_on_a_terminal_of_120_columns() -> None:
         ((HostStatus.DRIFTED, HostStatus.DRIFTED), 2),
         ((HostStatus.OK, HostStatus.FAILED), 1),
         ((HostStatus.DRIFTED, HostStatus.FAILED), 1),
-        ((HostStatus.UNREACHABLE, HostStatus.DRIFTED, HostStatus.OK), 1),
-        ((HostStatus.UNREACHABLE,), 1),
+        ((HostStatus.UNREACHABLE, HostStatus.DRIFTED, HostStatus.OK), 3),
+        ((HostStatus.UNREACHABLE,), 3),
     ],
 )
 def test_the_exit_code_is_2_only_where_all_that_is_not_ok_has_drifted(

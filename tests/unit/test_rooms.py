@@ -13,16 +13,21 @@ EDGELLM = REPO / "edgellm"
 SERVER = REPO / "edgellm_server"
 
 PURE_ROOMS = (
+    "comparison",
     "cpuset",
     "desired",
+    "diagnosis",
     "drift",
     "errors",
     "gguf",
     "hardware",
     "health",
     "layout",
+    "measured",
     "observed",
     "parse",
+    "progress",
+    "redaction",
     "release",
     "report",
     "settings",
@@ -34,6 +39,8 @@ CONTROL_ROOMS = (
     "inventory",
     "model_source",
     "render",
+    "report_files",
+    "reports",
     "runtime_build",
     "server_app",
 )

@@ -1,0 +1,173 @@
+"""One run as fleet.prom, for node_exporter's textfile collector on the control machine.
+
+The collector refuses a whole file for one line that it cannot read, for a metric without values of
+one type, and for time stamps. https://github.com/prometheus/node_exporter#textfile-collector
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+
+from edgellm.reports import history
+from edgellm.reports.schema import Fleet, Host, Status
+
+Labels = Mapping[str, str]
+Value = Callable[[Host], float | None]
+
+# Seconds, degrees and parts of one: https://prometheus.io/docs/practices/naming/#base-units
+OF_A_HOST: tuple[tuple[str, str, Value], ...] = (
+    ("changed_operations", "Operations that changed the host.", lambda h: len(h.changed)),
+    ("repaired_knobs", "Drifted knobs that the run put right.", lambda h: len(h.repaired)),
+    (
+        "drifted_knobs",
+        "Knobs that are not as a roll-out leaves them.",
+        # Of a host whose knobs were not compared it is not known
+        lambda h: len(h.drifts) if h.knobs else None,
+    ),
+    (
+        "warnings",
+        "What somebody should look at although the host is served.",
+        lambda h: len(h.verdict.warnings) if h.verdict else None,
+    ),
+    ("temperature_celsius", "At the end of the smoke test.", lambda h: h.measured.temperature_c),
+    (
+        "cpu_pressure_ratio",
+        "PSI, some, avg10, at the end of the smoke test.",
+        lambda h: _divided(h.measured.psi_cpu_some_avg10, 100),
+    ),
+    (
+        "output_tokens_per_second",
+        "Of one stream of the smoke test.",
+        lambda h: h.measured.output_throughput,
+    ),
+    (
+        "time_per_output_token_seconds",
+        "Median of the smoke test.",
+        lambda h: _divided(h.measured.median_tpot_ms, 1000),
+    ),
+    ("ttft_requests", "Requests behind the TTFT quantiles.", lambda h: h.measured.n),
+)
+
+
+def text(fleet: Fleet) -> str:
+    """Every host of the run has its status; of figures only what was measured: absent is not 0."""
+    run = {"deploy": fleet.deploy}
+    lines = [
+        *_metric("run_info", "The run that this file is of.", [(_of_the_run(fleet), 1)]),
+        *_metric("run_duration_seconds", "How long it took.", [(run, fleet.duration_s)]),
+        *_metric(
+            "run_end_timestamp_seconds",
+            "When it ended. An old one: runs no longer report.",
+            [(run, stamp)] if (stamp := _stamp(fleet.ended_at)) is not None else [],
+        ),
+        *_metric(
+            "run_interrupted",
+            "1: a signal ended it.",
+            [(run, 0 if fleet.interrupted_by is None else 1)],
+        ),
+        *_metric(
+            "run_exit_code",
+            "Of the whole run; docs/reports.md.",
+            [(run, fleet.exit_code)] if fleet.exit_code is not None else [],
+        ),
+        *_metric(
+            "run_hosts",
+            "Hosts of the run by their status.",
+            [({**run, "status": s.value}, len(fleet.with_status(s))) for s in Status],
+        ),
+        *_metric(
+            "host_status",
+            "1 for the status that the host has, 0 for the others.",
+            [
+                ({**_names(host), "status": status.value}, host.status is status)
+                for host in fleet.hosts
+                for status in Status
+            ],
+        ),
+        *_metric(
+            "host_info",
+            "What the host is and what runs on it.",
+            [({**_names(host), **_info(host)}, 1) for host in fleet.hosts],
+        ),
+        *_metric(
+            "host_ttft_seconds",
+            "Time to first token of the smoke test.",
+            [
+                ({**_names(host), "quantile": quantile}, ms / 1000)
+                for host in fleet.hosts
+                for quantile, ms in (
+                    ("0.5", host.measured.median_ttft_ms),
+                    ("0.95", host.measured.p95_ttft_ms),
+                )
+                if ms is not None
+            ],
+        ),
+    ]
+    lines += _metric(
+        "host_ttft_change_ratio",
+        "Median TTFT against the host's last runs: 0.25 is a quarter slower.",
+        [
+            (_names(host), trend.change)
+            for host in fleet.hosts
+            if (trend := history.trend_of(fleet, host)) is not None
+        ],
+    )
+    for name, told, value in OF_A_HOST:
+        found = [
+            (_names(host), number) for host in fleet.hosts if (number := value(host)) is not None
+        ]
+        lines += _metric(f"host_{name}", told, found)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _metric(name: str, told: str, values: Iterable[tuple[Labels, float]]) -> tuple[str, ...]:
+    """All gauges: a file is one state, and the next run may be over other hosts."""
+    full = f"edgellm_{name}"
+    found = tuple(f"{full}{_labels(labels)} {float(value):.10g}" for labels, value in values)
+    return (f"# HELP {full} {told}", f"# TYPE {full} gauge", *found) if found else ()
+
+
+def _names(host: Host) -> Labels:
+    # Not `instance`: Prometheus sets that itself, to the control machine's name
+    return {"host": host.name} | ({"site": host.site} if host.site else {})
+
+
+def _info(host: Host) -> Labels:
+    values = {
+        "address": host.address,
+        "hardware_class": host.hardware_class,
+        "kernel": host.kernel,
+        "release": host.release,
+    }
+    return {name: value for name, value in values.items() if value}
+
+
+def _of_the_run(fleet: Fleet) -> Labels:
+    values = {
+        "deploy": fleet.deploy,
+        "run_id": fleet.run_id,
+        "model": fleet.model.name,
+        "model_sha256": fleet.model.sha256,
+    }
+    return {name: value for name, value in values.items() if value}
+
+
+def _labels(labels: Labels) -> str:
+    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}"
+
+
+def _escaped(value: str) -> str:
+    """https://prometheus.io/docs/instrumenting/exposition_formats/#text-format-details"""
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+def _stamp(at: str) -> float | None:
+    try:
+        return datetime.fromisoformat(at).timestamp()
+    except ValueError:
+        return None
+
+
+def _divided(value: float | None, by: float) -> float | None:
+    return None if value is None else value / by

@@ -1,0 +1,237 @@
+"""All files of reports/<run>/: complete and readable whatever the run was like."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from edgellm import report_files, reports
+from edgellm.report import Fault, FleetReport, HostRecord, HostStatus, exit_code
+from edgellm.reports import history, html, prometheus, retry, schema
+
+REPO = Path(__file__).parents[2]
+SCHEMA = REPO / "docs" / "fleet.schema.json"
+HOSTILE = '</script><script>alert(1)</script>"\\\n\x00\ud800'
+
+
+def host(name: str, status: HostStatus = HostStatus.OK, reason: str | None = None) -> HostRecord:
+    return HostRecord(
+        name=name,
+        address="192.0.2.7",
+        groups=("factory", "site_hall_a"),
+        status=status,
+        reason=reason,
+        release=None,
+        changed=(),
+        smoke=None,
+        plan=None,
+    )
+
+
+def report(*hosts: HostRecord) -> FleetReport:
+    return FleetReport(
+        run_id="20261202T101500Z-1a2b",
+        started_at="2026-12-02T10:15:00+00:00",
+        ended_at="2026-12-02T10:16:00+00:00",
+        command="qwen",
+        model_name="m",
+        model_sha256="a" * 64,
+        hosts=hosts,
+        invocation=("pyinfra", "-y", "inventories/factory.py", "deploys/qwen.py"),
+    )
+
+
+def of_every_status() -> FleetReport:
+    return report(*(host(f"h-{status.value}", status, HOSTILE) for status in HostStatus))
+
+
+def past(at: str, ms: float, kernel: str = "6.6") -> str:
+    fields = {"run_id": at, "at": at, "host": "h-ok", "status": "ok", "kernel": kernel}
+    return json.dumps({**fields, "median_ttft_ms": ms, "model": "a" * 16}) + "\n"
+
+
+# The schema
+
+
+def test_the_schema_in_docs_is_the_one_that_is_written(update_golden: bool) -> None:
+    if update_golden:
+        SCHEMA.write_text(schema.json_schema())
+    assert SCHEMA.read_text() == schema.json_schema()
+
+
+def test_what_is_written_is_what_the_schema_says() -> None:
+    found = schema.check(of_every_status().to_json())
+    assert found.schema_version == 2
+    assert [h.status for h in found.hosts] == list(HostStatus)
+
+
+# The files
+
+
+def test_a_run_leaves_every_file_and_each_can_be_read(tmp_path: Path) -> None:
+    written = report_files.write(of_every_status(), tmp_path)
+    assert written.faults == ()
+    directory = tmp_path / "latest"
+    assert {path.name for path in directory.iterdir()} == {
+        *("fleet.json", "fleet.html", "fleet.prom", "junit.xml"),
+        *("failed.txt", "pending.txt", "drifted.txt", "retry.txt"),
+    }
+    schema.check(json.loads((directory / "fleet.json").read_text()))
+    assert (directory / "failed.txt").read_text() == "h-failed\nh-unreachable\n"
+    assert (directory / "pending.txt").read_text() == "h-pending\n"
+    suite = ElementTree.parse(directory / "junit.xml").getroot()[0]
+    assert {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")} == {
+        **{"tests": "5", "failures": "2", "errors": "1", "skipped": "1"}
+    }
+    # All but the host that was pending
+    assert len(history.read((tmp_path / "history.jsonl").read_text())) == 4
+
+
+def test_a_run_without_hosts_to_retry_leaves_no_list_and_one_without_hosts_no_fault(
+    tmp_path: Path,
+) -> None:
+    assert report_files.write(report(host("h-ok")), tmp_path).faults == ()
+    names = {path.name for path in (tmp_path / "latest").iterdir()}
+    assert names == {"fleet.json", "fleet.html", "fleet.prom", "junit.xml"}
+    assert report_files.write(replace(report(), run_id="2"), tmp_path).faults == ()
+
+
+def test_a_fault_in_one_renderer_costs_no_other_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: schema.Fleet) -> str:
+        raise KeyError("x")
+
+    monkeypatch.setattr(reports, "RENDERERS", {"a.txt": broken, "b.txt": lambda _: "b"})
+    written = report_files.write(report(host("h-ok")), tmp_path)
+    assert written.faults == ("a.txt: 'x'",)
+    names = {path.name for path in (tmp_path / "latest").iterdir()}
+    assert names == {"fleet.json", "b.txt"}
+    assert (tmp_path / "history.jsonl").exists()
+
+
+def test_where_nothing_can_be_written_that_is_told_and_nothing_is_raised(tmp_path: Path) -> None:
+    (tmp_path / "reports").write_text("a file")
+    written = report_files.write(report(host("h-ok")), tmp_path / "reports")
+    assert any(fault.startswith("fleet.json: ") for fault in written.faults)
+
+
+def test_history_survives_a_cut_line_and_reaches_the_next_report(tmp_path: Path) -> None:
+    lines = "".join(past(f"2026-11-0{day}T00:00:00+00:00", 100 + day) for day in (1, 2, 3))
+    (tmp_path / "history.jsonl").write_text(lines + '{"run_id": "cut')
+    written = report_files.write(report(host("h-ok")), tmp_path)
+    assert [run["median_ttft_ms"] for run in written.report.hosts[0].history] == [101, 102, 103]
+    again = report_files.earlier_runs(tmp_path)["h-ok"]
+    assert [run.run_id for run in again][-1] == "20261202T101500Z-1a2b"
+
+
+def test_history_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_files, "MAX_HISTORY_BYTES", 20_000)
+    for number in range(200):
+        report_files.append(tmp_path, past(f"2026-01-01T00:00:00.{number:06}+00:00", 1))
+    assert (tmp_path / "history.jsonl").stat().st_size < 21_000
+    kept = report_files.earlier_runs(tmp_path)["h-ok"]
+    assert len(kept) == history.KEPT_RUNS
+    assert kept[-1].at == "2026-01-01T00:00:00.000199+00:00"
+
+
+# Renderers
+
+
+def test_the_page_is_one_file_that_no_text_of_a_host_can_break() -> None:
+    page = html.page(schema.load(of_every_status().to_json()))
+    assert "alert(1)</script>" not in page
+    assert set(re.findall(r"https?://[^\s'\"]+", page)) == {"http://www.w3.org/2000/svg"}
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page)
+    assert [h[0] for h in json.loads(data)["hosts"]] == [f"h-{s.value}" for s in HostStatus]
+
+
+def test_every_line_of_the_textfile_can_be_read_by_its_collector() -> None:
+    text = prometheus.text(schema.load(report(host('h"1\\\n')).to_json()))
+    line = re.compile(r'edgellm_\w+\{(\w+="([^"\\\n]|\\["\\n])*",?)*\} -?[0-9.e+]+')
+    known: set[str] = set()
+    for found in text.splitlines():
+        if found.startswith("# TYPE "):
+            name = found.split()[2]
+            assert name not in known
+            known.add(name)
+        elif not found.startswith("# HELP "):
+            assert line.fullmatch(found), found
+            assert found.partition("{")[0] in known
+    assert 'edgellm_host_status{host="h\\"1\\\\\\n",site="hall_a",status="ok"} 1' in text
+
+
+def test_the_command_names_few_hosts_and_reads_many_from_the_files() -> None:
+    few = schema.load(of_every_status().to_json())
+    assert retry.command(few, ("failed.txt", "pending.txt")) == (
+        "pyinfra -y inventories/factory.py deploys/qwen.py"
+        " --limit h-failed --limit h-unreachable --limit h-pending"
+    )
+    many = report(*(host(f"h{n}", HostStatus.FAILED) for n in range(13)))
+    assert retry.command(schema.load(many.to_json()), ("failed.txt",)) == (
+        "test -s ${EDGELLM_REPORTS_DIR:-reports}/20261202T101500Z-1a2b/failed.txt"
+        " && pyinfra -y inventories/factory.py deploys/qwen.py"
+        " $(sed 's/^/--limit=/' ${EDGELLM_REPORTS_DIR:-reports}/20261202T101500Z-1a2b/failed.txt)"
+    )
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        ["--ssh-password", "s3cret"],
+        ["--password=s3cret"],
+        ["--key-password", "s3cret"],
+        ["--data", "api_key=s3cret"],
+        ["--data=hub_token=s3cret"],
+    ],
+)
+def test_no_secret_of_the_command_line_is_kept(secret: list[str]) -> None:
+    kept = retry.invocation_of(["/x/pyinfra", "-y", "i.py", *secret, "--limit", "a", "d.py"])
+    assert "s3cret" not in " ".join(kept)
+    assert [word for word in kept if not word.startswith(("--data", "api", "hub"))] == [
+        *("pyinfra", "-y", "i.py", "d.py")
+    ]
+
+
+# The exit code
+
+
+def failed(fault: Fault) -> HostRecord:
+    return replace(host("f", HostStatus.FAILED), fault=fault)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "code"),
+    [
+        ([], 0),
+        ([host("a")], 0),
+        ([host("a", HostStatus.DRIFTED), host("b")], 2),
+        ([host("a", HostStatus.UNREACHABLE), host("b", HostStatus.DRIFTED)], 3),
+        ([host("a", HostStatus.UNREACHABLE), host("b", HostStatus.PENDING)], 3),
+        ([host("a", HostStatus.PENDING), host("b")], 1),
+        ([failed(Fault.INPUT), host("a", HostStatus.UNREACHABLE)], 4),
+        ([failed(Fault.HOST), failed(Fault.INPUT), host("a", HostStatus.UNREACHABLE)], 1),
+    ],
+)
+def test_the_exit_code_is_of_what_a_person_has_to_see_first(
+    hosts: list[HostRecord], code: int
+) -> None:
+    assert exit_code(report(*hosts)) == code
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
+def test_a_signal_is_told_whatever_the_hosts_are_like(name: str, code: int) -> None:
+    assert exit_code(replace(report(failed(Fault.HOST)), interrupted_by=name)) == code
+
+
+def test_renderers_are_told_apart_by_their_file_names() -> None:
+    def is_one(render: Callable[[schema.Fleet], str]) -> bool:
+        return isinstance(render(schema.load(report().to_json())), str)
+
+    assert all(map(is_one, reports.RENDERERS.values()))
