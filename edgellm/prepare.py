@@ -145,8 +145,7 @@ def _context_for(host: Host) -> Context:
     upstream_key = upstream_keys[0] if upstream_keys else None
     own_app = _app_files(settings)
     model = _model(settings) if settings.holds_model else None
-    if model is not None:
-        recorder.note_model(model.name, model.sha256)
+    recorder.note_model(host, settings.model_name, None if model is None else model.sha256)
 
     profile = read(HostProfileFact)
     recorder.note_profile(host, profile)

@@ -99,6 +99,8 @@ class HostNotes:
     verdict: HealthVerdict | None = None
     hardware_class: str | None = None
     kernel: str | None = None
+    model_name: str | None = None
+    model_sha256: str | None = None  # None: another server on the host has it
     knobs: tuple[KnobState, ...] = ()  # as they were when they were last compared
     repairable: tuple[str, ...] = ()  # knobs that had drifted when the run began
     is_first: bool = False  # nothing of ours was on the host then
@@ -232,8 +234,11 @@ def knobs_of(host: Host) -> tuple[KnobState, ...]:
     return _run.notes(host).knobs
 
 
-def note_model(name: str, sha256: str) -> None:
-    _run.model_name, _run.model_sha256 = name, sha256
+def note_model(host: Host, name: str, sha256: str | None) -> None:
+    notes = _run.notes(host)
+    notes.model_name, notes.model_sha256 = name, sha256
+    if sha256 is not None:
+        _run.model_name, _run.model_sha256 = name, sha256
 
 
 def note_profile(host: Host, profile: HostProfile) -> None:
@@ -320,7 +325,12 @@ def _complain(text: str) -> None:
 def _compare_with_peers(run: Run) -> None:
     """An outlier among hosts alike gets a warning beside its verdict."""
     peers = [
-        Peer(host=name, hardware_class=notes.hardware_class, result=notes.smoke)
+        Peer(
+            host=name,
+            hardware_class=notes.hardware_class,
+            model=notes.model_sha256 or notes.model_name,
+            result=notes.smoke,
+        )
         for name, notes in run.hosts.items()
         if notes.hardware_class is not None and notes.smoke is not None
     ]
@@ -386,6 +396,8 @@ def _host_record(run: Run, state: State, host: Host) -> HostRecord:
         fault=_fault(notes) if status is HostStatus.FAILED else None,
         hardware_class=notes.hardware_class,
         kernel=notes.kernel,
+        model_name=notes.model_name,
+        model_sha256=notes.model_sha256,
         verdict=notes.verdict,
         from_control=notes.from_control,
         knobs=notes.knobs,
@@ -489,7 +501,13 @@ def show(report: FleetReport, path: Path, console: Console | None = None) -> Non
     console = console or _console()
     # Of an audit nothing is timed or changed
     figures = () if report.is_audit else ("ttft_ms", "output_throughput", "changed")
-    titles = {"ttft_ms": "TTFT ms median / p95", "output_throughput": "tokens/s"}
+    if any(host.from_control is not None for host in report.hosts):
+        figures = ("ttft_ms", "from_control_ms", "output_throughput", "changed")
+    titles = {
+        "ttft_ms": "TTFT ms median / p95",
+        "from_control_ms": "as seen from here",
+        "output_throughput": "tokens/s",
+    }
     table = Table(title=f"edgellm {report.command}: {summary(report)}", title_justify="left")
     for name in ("host", "status", "release"):
         table.add_column(name, no_wrap=True)

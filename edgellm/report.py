@@ -68,6 +68,8 @@ class HostRecord:
     fault: Fault | None = None  # of a failed host
     hardware_class: str | None = None
     kernel: str | None = None
+    model_name: str | None = None
+    model_sha256: str | None = None
     verdict: HealthVerdict | None = None
     from_control: SmokeResult | None = None
     history: tuple[Mapping[str, Any], ...] = ()  # earlier runs as in the JSON, the oldest first
@@ -155,6 +157,7 @@ class TableRow:
     status: str
     release: str
     ttft_ms: str  # "112 / 140 (n=5) ↗": median / p95, and slower than it used to be
+    from_control_ms: str  # "131 / 160": the same, asked from the control machine
     output_throughput: str  # "27.6"
     changed: str
     notes: str
@@ -180,10 +183,9 @@ def summary(report: FleetReport) -> str:
 
 def _row(host: HostRecord) -> TableRow:
     smoke = host.smoke
-    ttft = tokens = "-"
-    if smoke is not None and smoke.median_ttft_ms is not None and smoke.p95_ttft_ms is not None:
-        ttft = f"{smoke.median_ttft_ms:.0f} / {smoke.p95_ttft_ms:.0f} (n={smoke.n})"
-        ttft += f" {ARROWS[host.trend]}" if host.trend else ""
+    ttft, from_control, tokens = _median_and_p95(smoke), _median_and_p95(host.from_control), "-"
+    if smoke is not None and ttft != "-":
+        ttft += f" (n={smoke.n})" + (f" {ARROWS[host.trend]}" if host.trend else "")
     if smoke is not None and smoke.output_throughput is not None:
         tokens = f"{smoke.output_throughput:.1f}"
     return TableRow(
@@ -191,10 +193,17 @@ def _row(host: HostRecord) -> TableRow:
         status=host.status.value,
         release=host.release or "-",
         ttft_ms=ttft,
+        from_control_ms=from_control,
         output_throughput=tokens,
         changed=f"{len(host.changed)} operations" if host.changed else "nothing",
         notes="; ".join(filter(None, (host.reason or _notes(host), host.slower_since))),
     )
+
+
+def _median_and_p95(smoke: SmokeResult | None) -> str:
+    if smoke is None or smoke.median_ttft_ms is None or smoke.p95_ttft_ms is None:
+        return "-"
+    return f"{smoke.median_ttft_ms:.0f} / {smoke.p95_ttft_ms:.0f}"
 
 
 ARROWS = {"up": "↗", "down": "↘", "flat": "→"}
@@ -315,6 +324,9 @@ def _host_json(host: HostRecord) -> dict[str, Any]:
         "is_new": host.is_new,
         "hardware_class": host.hardware_class,
         "kernel": host.kernel,
+        "model": None
+        if host.model_name is None
+        else {"name": host.model_name, "sha256": host.model_sha256},
         "changed": list(host.changed),
         "repaired": list(host.repaired),
         "knobs": [plain(state) for state in host.knobs],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import posixpath
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 
 from pyinfra import host, logger, state
@@ -174,7 +174,7 @@ def _answered(test: SmokeTest) -> str:
     )
     lines = output.stdout_lines
     if not lines:
-        raise _unhealthy((" ".join(output.stderr_lines)[:400] or "the probe printed nothing",))
+        raise _unanswered(output.stderr_lines)
     result = SmokeResult.parse(lines[-1])
     recorder.note_smoke(host, result)
     verdict = judge(result, test.budget, kernel=test.kernel)
@@ -214,6 +214,20 @@ def given_up() -> Generator[FunctionCommand]:
     """Fails the host for the reason that its smoke test gave."""
     failure = recorder.failure_of(host)
     yield FunctionCommand(fail, (failure or _unhealthy(("the smoke test failed",)),), {})
+
+
+def _unanswered(said: Sequence[str]) -> EdgellmError:
+    """Of a probe that printed no result."""
+    _, unknown, options = " ".join(said[-1:]).partition("unrecognized arguments: ")
+    if unknown:  # by argparse: deploys/verify.py asks with the probe of the release that runs
+        return EdgellmError(
+            host=host.name,
+            what="smoke test",
+            want="a probe on the host that knows what this edgellm asks",
+            have=f"that of an older release, which refuses {options}",
+            fix="run deploys/qwen.py: it brings the probe of this edgellm",
+        )
+    return _unhealthy((" ".join(said)[:400] or "the probe printed nothing",))
 
 
 def _unhealthy(reasons: tuple[str, ...]) -> EdgellmError:

@@ -68,6 +68,7 @@ class SlowerSince:
 def line_of(fleet: Fleet, host: Host) -> PastRun:
     """What is remembered of a host in this run."""
     measured = host.measured
+    model_sha256 = (host.model or fleet.model).sha256
     return PastRun(
         run_id=fleet.run_id,
         at=fleet.ended_at,
@@ -77,7 +78,7 @@ def line_of(fleet: Fleet, host: Host) -> PastRun:
         hardware_class=host.hardware_class,
         kernel=host.kernel,
         release=host.release,
-        model=fleet.model.sha256[:MODEL_DIGITS] if fleet.model.sha256 else None,
+        model=model_sha256[:MODEL_DIGITS] if model_sha256 else None,
         n=measured.n,
         median_ttft_ms=measured.median_ttft_ms,
         p95_ttft_ms=measured.p95_ttft_ms,

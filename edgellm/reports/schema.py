@@ -151,6 +151,9 @@ class Host(_Part):
     release: str | None = Field(default=None, description="that runs now; null: none, or not known")
     hardware_class: str | None = Field(default=None, description="Raspberry Pi 5 / 4 cores")
     kernel: str | None = None
+    model: Model | None = Field(
+        default=None, description="its own; sha256 null: another server on the host has it"
+    )
     changed: tuple[str, ...] = Field(default=(), description="operations that changed the host")
     repaired: tuple[str, ...] = Field(default=(), description="drifts that this run has mended")
     verdict: Verdict | None = None

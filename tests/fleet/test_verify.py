@@ -80,6 +80,19 @@ def test_a_host_slower_than_its_peers_gets_a_warning_with_the_cause(mixed: Any) 
     assert outlier in re.sub(r"[│\s]+", " ", mixed.output)
 
 
+def test_a_host_with_another_model_is_no_peer(new_fleet: Callable[[], Any]) -> None:
+    fleet = new_fleet()
+    for number, ttft_ms in enumerate((350.0, 353.0, 356.0, 349.0, 360.0)):
+        fleet.add(f"pi5-0{number}", since=nothing, responses=answering(ttft_ms))
+    theirs = {"engine": "forward", "upstream_url": "http://127.0.0.1:8080/v1"}
+    theirs |= {"model_name": "large"}
+    fleet.add("forwards", since=nothing, data=theirs, responses=answering(812.0))
+    ended = fleet.run("verify")
+    assert ended.host("forwards")["ttft_ms"]["median"] == 812.0, ended.output
+    assert ended.host("forwards")["model"] == {"name": "large", "sha256": None}
+    assert "times slower" not in ended.output
+
+
 def test_nothing_on_any_host_is_changed_or_started(mixed: Any) -> None:
     assert {tuple(host["changed"]) for host in mixed.report["hosts"]} == {()}
     said = mixed.output.split("[fake] simulating command on ")[1:]

@@ -695,6 +695,16 @@ def test_an_unhealthy_host_fails_with_the_reason_and_is_not_verified(
     assert not notes.hosts.get("pi5-01", recorder.HostNotes()).verified
 
 
+def test_a_probe_of_an_older_release_is_called_so_and_not_sick(
+    scripted_host: Any, commands_of: Commands
+) -> None:
+    usage = ("usage: probe.py [-h] --url URL", "  [--n N]")
+    said = (*usage, "probe.py: error: unrecognized arguments: --stall-deadline-s 10")
+    error = failure_of(verify(commands_of, scripted_host(answers=[said])))
+    assert error.have == "that of an older release, which refuses --stall-deadline-s 10"
+    assert "deploys/qwen.py" in error.fix
+
+
 def test_figures_of_an_unhealthy_host_are_noted_all_the_same(
     scripted_host: Any, commands_of: Commands, notes: recorder.Run
 ) -> None:

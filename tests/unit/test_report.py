@@ -266,6 +266,17 @@ def test_the_note_of_a_drifted_host_is_its_reason() -> None:
     assert (row.status, row.notes) == ("drifted", "swappiness: 60 now; fix: …")
 
 
+def test_a_run_that_asked_from_the_control_machine_shows_both_figures() -> None:
+    from_here = replace(SMOKE, median_ttft_ms=131.4, p95_ttft_ms=160.2)
+    asked = report(host("pi5-01", from_control=from_here), host("pi5-02"))
+    assert [row.from_control_ms for row in table_rows(asked)] == ["131 / 160", "-"]
+    lines = shown(asked).splitlines()
+    (line,) = [line for line in lines if "pi5-01" in line]
+    assert line.index("112 / 140 (n=5)") < line.index("131 / 160")
+    assert "as seen from here" in shown(asked)
+    assert "as seen from here" not in shown(report(host("pi5-02")))
+
+
 def test_a_row_shows_the_trend_beside_the_figures_and_says_since_when() -> None:
     since = "slower since 2026-11-24: kernel 6.6 -> 6.12: median TTFT 90 -> 112 ms"
     (row,) = table_rows(report(host("pi5-01", trend="up", slower_since=since)))

@@ -131,6 +131,14 @@ def test_history_survives_a_cut_line_and_reaches_the_next_report(tmp_path: Path)
     assert [run.run_id for run in again][-1] == "20261202T101500Z-1a2b"
 
 
+def test_a_hosts_line_has_its_own_model_and_not_the_runs() -> None:
+    own = replace(host("h-own"), model_name="other", model_sha256="b" * 64)
+    forwards = replace(host("h-forwards"), model_name="theirs")
+    found = schema.check(report(host("h-older"), own, forwards).to_json())
+    models = [history.line_of(found, each).model for each in found.hosts]
+    assert models == ["a" * 16, "b" * 16, None]
+
+
 def test_history_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_files, "MAX_HISTORY_BYTES", 20_000)
     for number in range(200):
