@@ -2,7 +2,8 @@
 
 A raw socket on the loopback interface gets every packet of the probe's connection with the
 kernel's own time stamp: from the first packet that the probe sends to the first that holds
-content. It needs root. Also measured: the probe's own time, beside waiting and asking.
+content. It needs root. Also measured: the probe's own time, beside waiting and asking; and whether
+servers that are wrong in one way each are called by its name.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from bench import prompts
+from bench import misbehaving, prompts
 from bench.load import LoadError
 from bench.plan import command_prefix, plan_as_json, plan_for_this_machine, server_environ
 from bench.results import Bar, Measure, machine, report, table
@@ -245,7 +246,8 @@ def event(delta: dict[str, str], finish_reason: str | None = None) -> bytes:
 
 def accuracy(options: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
     """-> the report. Ends what it started."""
-    measures = []
+    measures = misbehaving.measures()
+    say(f"servers that misbehave: {measures[0].as_json()['value']:.0%} named right")
     with scripted_server() as port:
         scripted = Options(url=f"http://127.0.0.1:{port}", model="scripted", max_tokens=TOKENS)
         load = host_state()["loadavg_1"]

@@ -98,12 +98,19 @@ class RollOuts:
     def reports(self) -> Path:
         return self.folder / "reports"
 
-    def run(self, *arguments: str, deploy: str = "qwen") -> Finished:
+    @property
+    def environment(self) -> dict[str, str]:
+        return environment(EDGELLM_REPORTS_DIR=str(self.reports))
+
+    def command(self, *arguments: str, deploy: str = "qwen") -> list[str]:
         program = str(Path(sys.executable).with_name("pyinfra"))
+        return [program, "-y", str(self._inventory()), f"deploys/{deploy}.py", *arguments]
+
+    def run(self, *arguments: str, deploy: str = "qwen") -> Finished:
         return run_timed(
-            [program, "-y", str(self._inventory()), f"deploys/{deploy}.py", *arguments],
+            self.command(*arguments, deploy=deploy),
             cwd=REPO,
-            env=environment(EDGELLM_REPORTS_DIR=str(self.reports)),
+            env=self.environment,
             log=self.folder / f"{deploy}.log",
         )
 

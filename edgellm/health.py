@@ -135,6 +135,7 @@ class SmokeResult:
     host: HostState | None = None
     held_up_ms: float | None = None  # the longest that the probe waited for a core in a request
     overhead_ms: float | None = None  # the probe's own time, beside waiting and asking
+    wall_ms: float | None = None  # of the whole probe
 
     @classmethod
     def parse(cls, line: str) -> SmokeResult:
@@ -173,6 +174,7 @@ class SmokeResult:
                 host=host,
                 held_up_ms=_ms(raw.get("held_up_ms")),
                 overhead_ms=_ms(raw.get("overhead_ms")),
+                wall_ms=_ms(raw.get("wall_ms")),
             )
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
             raise _unreadable(line) from None
@@ -198,6 +200,8 @@ class SmokeResult:
             "psi_cpu_some_avg10": self.psi_cpu_some_avg10,
             "host_before": None if self.host_before is None else asdict(self.host_before),
             "host": None if self.host is None else asdict(self.host),
+            "overhead_ms": self.overhead_ms,
+            "wall_ms": self.wall_ms,
             "answer_sample": self.answer_sample,
             "failures": [asdict(failure) for failure in self.failures],
         }

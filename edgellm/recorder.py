@@ -500,9 +500,9 @@ def show(report: FleetReport, path: Path, console: Console | None = None) -> Non
     """The table on the terminal: one line a host, what needs a person first."""
     console = console or _console()
     # Of an audit nothing is timed or changed
-    figures = () if report.is_audit else ("ttft_ms", "output_throughput", "changed")
+    figures = [] if report.is_audit else ["ttft_ms", "output_throughput", "changed"]
     if any(host.from_control is not None for host in report.hosts):
-        figures = ("ttft_ms", "from_control_ms", "output_throughput", "changed")
+        figures.insert(1, "from_control_ms")
     titles = {
         "ttft_ms": "TTFT ms median / p95",
         "from_control_ms": "as seen from here",

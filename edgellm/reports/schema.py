@@ -110,6 +110,10 @@ class Smoke(Samples):
     psi_cpu_some_avg10: float | None = None
     host_before: HostState | None = Field(default=None, description="before the first request")
     host: HostState | None = Field(default=None, description="after the last request")
+    overhead_ms: float | None = Field(
+        default=None, description="the probe's own time, beside waiting and asking"
+    )
+    wall_ms: float | None = Field(default=None, description="of the whole probe")
     answer_sample: str | None = None
     failures: tuple[Failure, ...] = ()
 

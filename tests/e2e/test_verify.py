@@ -20,7 +20,12 @@ def test_a_verification_from_both_sides_changes_nothing_on_any_host(
         assert record["release"] == first.release(host)
         assert record["smoke"]["n"] == record["from_control"]["n"] == 5
         assert record["from_control"]["failures"] == []
-        assert record["from_control"]["median_ttft_ms"] > 0
+        seen = record["from_control"]
+        assert seen["median_ttft_ms"] > 0
+        assert seen["host"] is None  # the state of this machine explains nothing of that one
+        on_host = f"{record['smoke']['median_ttft_ms']:.0f} / "
+        run.assert_told(host, on_host, f"{seen['median_ttft_ms']:.0f} / {seen['p95_ttft_ms']:.0f}")
+    run.assert_told("TTFT ms median / p95", "as seen from here")
 
 
 def test_a_host_whose_service_is_stopped_is_failed_and_stays_stopped(

@@ -53,10 +53,10 @@ def test_it_is_not_wanted_where_one_stream_goes_elsewhere(
     assert not live.is_shown()
 
 
-def above() -> tuple[Any, io.StringIO]:
+def above(every_s: float = 0.0) -> tuple[Any, io.StringIO]:
     shown = io.StringIO()
     console = Console(file=shown, force_terminal=True, width=20, color_system="standard")
-    return live.Above(console, "utf-8"), shown
+    return live.Above(live.Lines(console, every_s=every_s), "utf-8"), shown
 
 
 def test_pyinfras_own_lines_go_through_and_not_past_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,6 +75,16 @@ def test_a_line_is_printed_whole_and_never_wrapped_or_read_as_markup() -> None:
     assert shown.getvalue() == "[bold]a line that is longer than the terminal\n"
     stream.end()
     assert shown.getvalue().endswith("\nand \n")
+
+
+def test_lines_that_come_fast_are_printed_together_and_in_order() -> None:
+    stream, shown = above(every_s=60.0)
+    for number in range(1000):
+        stream.write(f"{number}\n")
+        assert shown.getvalue() == "0\n"
+    stream.write("the end")
+    stream.end()
+    assert shown.getvalue().splitlines() == [*map(str, range(1000)), "the end"]
 
 
 def test_the_table_keeps_to_the_terminals_height_and_to_its_letters() -> None:
