@@ -8,7 +8,7 @@ from .conftest import FirstRollOut
 from .support import CommandLine, Ssh, differences, snapshot, wait_until
 from .test_tune import nothing_left
 
-BUDGET_S = 60
+BUDGET_S = 75
 
 
 def test_a_bench_compares_the_plan_with_a_plain_start_and_leaves_the_host_as_it_was(
