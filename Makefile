@@ -6,7 +6,7 @@ APT_INSTALL := $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -q 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 
-.PHONY: help install demo demo-down test check fix vm bench-server bench-soak bench-probe bench-rerun bench-plan bench-report lock clean
+.PHONY: help install demo demo-down test check fix vm bench-server bench-soak bench-probe bench-verify bench-rerun bench-plan bench-report lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -43,6 +43,9 @@ bench-report: $(VENV)/.dev .cache/.test-packages ## Measure the page of 1,000 ho
 
 bench-probe: $(VENV)/.dev ## Measure the smoke test's stopwatch against the packets on the wire
 	$(SUDO) $(PYTHON) -m bench.probe_accuracy $(ARGS)
+
+bench-verify: $(VENV)/.dev .cache/.demo-packages ## Measure what a verification costs, and interrupt roll-outs at random
+	$(SUDO) $(PYTHON) -m bench.verification $(ARGS)
 
 check: $(VENV)/.dev ## Lint, format and types, as CI does
 	$(VENV)/bin/ruff check .

@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -132,18 +132,25 @@ def faults_of(ours: RollOuts, done: Finished, latest_before: str | None) -> list
                 faults.append(f"{name}: empty")
         except (OSError, ElementTree.ParseError) as error:
             faults.append(f"{name}: {error}")
-    found = schema.check(ours.report())
-    if {host.name for host in found.hosts} != {host.name for host in ours.fleet.hosts}:
-        faults.append(f"tells of {[host.name for host in found.hosts]} alone")
+    names = [host.name for host in ours.fleet.hosts]
+    releases = {name: current_release(ours, name) for name in names}
+    return [*faults, *untrue(schema.check(ours.report()), releases, done.output)]
+
+
+def untrue(found: schema.Fleet, releases: Mapping[str, str], output: str) -> list[str]:
+    """Where a report differs from what pyinfra printed, and from what each host has now."""
+    if sorted(host.name for host in found.hosts) != sorted(releases):
+        return [f"tells of {', '.join(host.name for host in found.hosts)} alone"]
+    faults = []
     if found.interrupted_by != "SIGINT":
         faults.append(f"interrupted_by {found.interrupted_by}")
-    printed = DONE.findall(done.output)
+    printed = DONE.findall(output)
     for host in found.hosts:
         # The line is printed after the operation is noted, and the signal may come between
         if not 0 <= len(host.changed) - printed.count(host.name) <= 1:
             faults.append(f"{host.name}: {len(host.changed)} changes of {printed.count(host.name)}")
-        if host.status is schema.Status.OK and host.release != current_release(ours, host.name):
-            faults.append(f"{host.name}: ok with {host.release}, which is not there")
+        if host.status is schema.Status.OK and host.release != releases[host.name]:
+            faults.append(f"{host.name}: ok with {host.release}, has {releases[host.name]}")
         if host.status not in (schema.Status.OK, schema.Status.PENDING):
             faults.append(f"{host.name}: {host.status.value}, {host.reason}")
     return faults
@@ -165,7 +172,7 @@ def interruptions(ours: RollOuts, n: int, seed: int, say: Say) -> Measure:
     """The moments: from where the inventory is read to the end of an uninterrupted run."""
     chance = random.Random(seed)
     settle(ours.fleet)
-    whole, _ = ours.run_well(*RELEASES[0])
+    whole, _ = ours.run_well(*RELEASES[1])
     bad: dict[str, Any] = {}
     statuses: dict[str, int] = {}
     moments_s: list[float] = []
@@ -175,7 +182,7 @@ def interruptions(ours: RollOuts, n: int, seed: int, say: Say) -> Measure:
             raise RerunError("most runs end before their Ctrl-C")
         after_s = chance.uniform(0.8, whole.wall_s)
         before = latest_of(ours)
-        release = RELEASES[(len(moments_s) + ended + 1) % len(RELEASES)]
+        release = RELEASES[(len(moments_s) + ended) % len(RELEASES)]
         done = interrupted_run(ours, after_s, *release)
         if done.exit_code == 0:
             ended += 1  # a run may be quicker than the one that was timed

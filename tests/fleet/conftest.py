@@ -266,26 +266,37 @@ class Fleet:
             "cat /proc/sys/vm/swappiness": str(host.effective.swappiness),
         }
 
-    def run(self, deploy: str, *arguments: str, interrupt_at: str | None = None) -> Ended:
-        """`interrupt_at`: Ctrl-C as soon as this text is in the output."""
+    @property
+    def reports(self) -> Path:
+        return self.directory / "reports"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "EDGELLM_CACHE_DIR": str(self.depot.directory),
+            "EDGELLM_REPORTS_DIR": str(self.reports),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "COLUMNS": "160",
+        }
+
+    def command(self, deploy: str, *arguments: str) -> list[str]:
+        """Writes the inventory, and names it in the command."""
         inventory = self.directory / "fleet.py"
         lines = [f"{group} = {hosts!r}" for group, hosts in self.hosts.items()]
         lines.insert(0, "from tests.fleet.answers import Answers")
         lines += ["from edgellm import recorder as _recorder"]
         lines += ["_recorder.attach_before_connecting()", *self.more_lines]
         inventory.write_text("\n".join(lines) + "\n")
-        reports = self.directory / "reports"
-        command = [sys.executable, "-m", "pyinfra"]
+        pyinfra = [sys.executable, "-m", "pyinfra"]
+        return [*pyinfra, str(inventory), f"deploys/{deploy}.py", "-y", *arguments]
+
+    def run(self, deploy: str, *arguments: str, interrupt_at: str | None = None) -> Ended:
+        """`interrupt_at`: Ctrl-C as soon as this text is in the output."""
         process = subprocess.Popen(
-            [*command, str(inventory), f"deploys/{deploy}.py", "-y", *arguments],
+            self.command(deploy, *arguments),
             cwd=REPOSITORY,
-            env={
-                **os.environ,
-                "EDGELLM_CACHE_DIR": str(self.depot.directory),
-                "EDGELLM_REPORTS_DIR": str(reports),
-                "PYTHONDONTWRITEBYTECODE": "1",
-                "COLUMNS": "160",
-            },
+            env=self.environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -302,7 +313,7 @@ class Fleet:
                 interrupt_at = None
         code = process.wait()
         deadline.cancel()
-        return Ended(returncode=code, output=output, reports=reports)
+        return Ended(returncode=code, output=output, reports=self.reports)
 
 
 def _probe_of(probe: str, host: RolledOut) -> str:
