@@ -56,6 +56,11 @@ def test_key_is_asked_for_and_is_in_no_file_output_or_report(
         assert fleet.opspw_password_file.read_text().strip() not in run.output
         assert_probe_key_is_private(run.output, ssh)
         roll_out(*FAST, inventory=inventory, env=env).assert_ok(HOST).assert_changed_nothing()
+        from_here = ("--data", "verify_from=control")
+        seen = roll_out(*FAST, *from_here, inventory=inventory, env=env, deploy="verify")
+        seen.assert_ok(HOST).assert_changed_nothing()
+        assert seen.host(HOST)["from_control"]["failures"] == []
+        assert_nowhere(seen.output, roll_out, ssh)
         another = {**ENVIRONMENT, "EDGELLM_API_KEY": API_KEY[::-1]}
         roll_out(*FAST, inventory=inventory, env=another).assert_ok(HOST)
         assert chat(fleet, API_KEY) == 401
