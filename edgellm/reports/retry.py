@@ -69,8 +69,8 @@ def command(fleet: Fleet, names: Sequence[str]) -> str:
     hosts = [host for name in names for host in listed(fleet, name)]
     run = list(fleet.invocation) or ["pyinfra", DEFAULT_INVENTORY, f"deploys/{fleet.deploy}.py"]
     if "drifted.txt" in names:
-        # An audit finds, a roll-out mends.
-        run = [ROLL_OUT if word.endswith("audit.py") else word for word in run]
+        # These find, a roll-out mends.
+        run = [ROLL_OUT if word.endswith(("audit.py", "verify.py")) else word for word in run]
     base = shlex.join(run)
     if len(hosts) <= MOST_NAMED:
         return " ".join([base, *(f"--limit {shlex.quote(pattern(host.name))}" for host in hosts)])
@@ -96,7 +96,8 @@ def invocation_of(argv: Sequence[str]) -> list[str]:
         elif option == "--data":
             value = value if equals else next(words, "")
             key = value.partition("=")[0]
-            secret = _SECRET_DATA.search(key) is not None
+            # api_key_env names a variable, and the command would not run without it
+            secret = _SECRET_DATA.search(key) is not None and not key.endswith("_env")
             kept += ["--data", f"{key}=…" if secret else value]
         else:
             kept.append(word)

@@ -189,6 +189,23 @@ def test_the_command_names_few_hosts_and_reads_many_from_the_files() -> None:
     )
 
 
+@pytest.mark.parametrize("found_by", ["audit", "verify"])
+def test_what_has_drifted_is_mended_by_a_roll_out(found_by: str) -> None:
+    found = replace(
+        report(host("a", HostStatus.DRIFTED)),
+        command=found_by,
+        invocation=("pyinfra", "inventories/factory.py", f"deploys/{found_by}.py"),
+    )
+    assert retry.command(schema.load(found.to_json()), ("drifted.txt",)) == (
+        "pyinfra inventories/factory.py deploys/qwen.py --limit a"
+    )
+
+
+def test_a_variable_of_a_key_by_its_name_is_kept() -> None:
+    argv = ["pyinfra", "i.py", "d.py", "--data", "api_key_env=LLM_KEY", "--data", "api_key=x"]
+    assert retry.invocation_of(argv)[3:] == ["--data", "api_key_env=LLM_KEY", "--data", "api_key=…"]
+
+
 @pytest.mark.parametrize(
     "secret",
     [
