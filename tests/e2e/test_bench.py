@@ -8,7 +8,7 @@ from .conftest import FirstRollOut
 from .support import CommandLine, Run, Ssh, differences, snapshot, wait_until
 from .test_tune import nothing_left
 
-BUDGET_S = 75
+BUDGET_S = 90
 
 
 def test_a_bench_compares_the_plan_with_a_plain_start_and_leaves_the_host_as_it_was(
@@ -18,11 +18,7 @@ def test_a_bench_compares_the_plan_with_a_plain_start_and_leaves_the_host_as_it_
     before, pid = snapshot(ssh, host), ssh.main_pid(host)
     run = roll_out("--limit", host, "--data", f"tune_budget_s={BUDGET_S}", deploy="bench")
     run.assert_changed_nothing()
-    if run.exit_code == 0:
-        assert_compared(run, roll_out, ssh, host, first.release(host))
-    else:  # on a busy machine the budget ends before both had their turn, and it says so
-        used_up = f"budget: the {BUDGET_S} s are used up"
-        run.assert_bad(host, "failed", "both were measured", used_up, "a larger tune_budget_s")
+    assert_compared(run, roll_out, ssh, host, first.release(host))
     assert ssh.main_pid(host) == pid
     wait_until("no unit left", lambda: differences(before, snapshot(ssh, host)) == [])
     nothing_left(ssh, host)
@@ -30,7 +26,8 @@ def test_a_bench_compares_the_plan_with_a_plain_start_and_leaves_the_host_as_it_
 
 def assert_compared(run: Run, roll_out: CommandLine, ssh: Ssh, host: str, release: str) -> None:
     run.assert_ok(host)
-    assert run.duration_s < BUDGET_S + 30
+    # The trial that is under way when the budget ends is finished
+    assert run.duration_s < 2 * BUDGET_S
     run.assert_told(host, "ratio (quartiles)", "rounds", "the plan is")
     run.assert_told(host, "idle", "time per token", " ms")
     assert run.report is not None
