@@ -29,6 +29,8 @@ _DROPPED = frozenset({"--limit", "--exclude"})
 _SECRET_OPTIONS = frozenset(
     {"--ssh-password", "--password", "--ssh-key-password", "--key-password"}
 )
+# api_key_env=LLM_KEY is part of the command; a key that was put there by mistake is not
+_VARIABLE = re.compile(r"[A-Z]+(_[A-Z0-9]+)+")
 _SECRET_DATA = re.compile(r"key|token|password|secret|prompt", re.IGNORECASE)
 
 
@@ -96,8 +98,8 @@ def invocation_of(argv: Sequence[str]) -> list[str]:
         elif option == "--data":
             value = value if equals else next(words, "")
             key = value.partition("=")[0]
-            # api_key_env names a variable, and the command would not run without it
-            secret = _SECRET_DATA.search(key) is not None and not key.endswith("_env")
+            named = key.endswith("_env") and _VARIABLE.fullmatch(value.partition("=")[2])
+            secret = _SECRET_DATA.search(key) is not None and not named
             kept += ["--data", f"{key}=…" if secret else value]
         else:
             kept.append(word)

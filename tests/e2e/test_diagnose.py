@@ -59,6 +59,7 @@ def test_a_host_that_nothing_of_ours_is_on_has_a_bundle_too(
     roll_out: CommandLine, first: FirstRollOut
 ) -> None:
     inventory = roll_out.inventory("spare", [SPARE])
+    roll_out(inventory=inventory, deploy="uninstall").assert_ok(SPARE)  # other tests use it as well
     roll_out(inventory=inventory, deploy="diagnose").assert_ok(SPARE)
     files = files_of(roll_out.reports, SPARE)
     assert "nothing of ours in /opt/edgellm" in files["README.txt"]

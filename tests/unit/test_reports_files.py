@@ -204,6 +204,8 @@ def test_what_has_drifted_is_mended_by_a_roll_out(found_by: str) -> None:
 def test_a_variable_of_a_key_by_its_name_is_kept() -> None:
     argv = ["pyinfra", "i.py", "d.py", "--data", "api_key_env=LLM_KEY", "--data", "api_key=x"]
     assert retry.invocation_of(argv)[3:] == ["--data", "api_key_env=LLM_KEY", "--data", "api_key=…"]
+    by_mistake = ["pyinfra", "i.py", "d.py", "--data", "api_key_env=sk-live-0123456789"]
+    assert retry.invocation_of(by_mistake)[3:] == ["--data", "api_key_env=…"]
 
 
 @pytest.mark.parametrize(
