@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 
+def printable(text: str) -> str:
+    """Of what a host said, what a terminal can show and will not obey."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text)
+
+
 class EdgellmError(Exception):
     """A fault that a person can mend: what was wanted, what is there, and the fix.
 
@@ -19,7 +24,8 @@ class EdgellmError(Exception):
 
     def __str__(self) -> str:
         where = f"{self.host}: " if self.host else ""
-        return f"{where}{self.what}: want {self.want}, have {self.have}; fix: {self.fix}"
+        text = f"{where}{self.what}: want {self.want}, have {self.have}; fix: {self.fix}"
+        return printable(text)
 
     def for_host(self, host: str) -> EdgellmError:
         """The same error, named for a host."""

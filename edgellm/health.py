@@ -234,6 +234,9 @@ class LastGood:
     release: str | None = None
 
 
+PROVING_N = 3  # requests on both sides, below which a slower median fails no host
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TtftBudget:
     """What a healthy host keeps to: a bound for all, and its own last good run."""
@@ -278,8 +281,9 @@ def judge(result: SmokeResult, budget: TtftBudget, *, kernel: str | None = None)
             f"{budget.median_ttft_ms:.0f} ms (n={result.n})"
         )
     if (regression := _regression(result, budget, kernel)) is not None:
-        # A neighbour's load or a hot summer day is no fault of a release.
-        (warnings if _is_disturbed(result) else reasons).append(regression)
+        # A neighbour's load or a hot summer day is no fault of a release; one request is no proof.
+        told = budget.last_good is not None and min(result.n, budget.last_good.n) >= PROVING_N
+        (reasons if told and not _is_disturbed(result) else warnings).append(regression)
     if result.host is not None and result.host.is_throttled:
         warnings.append(f"held down while it was measured: {', '.join(result.causes())}")
     return HealthVerdict(healthy=not reasons, reasons=tuple(reasons), warnings=tuple(warnings))

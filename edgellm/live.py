@@ -55,7 +55,9 @@ class Lines:
     def show(self) -> None:
         lines, self._waiting = self._waiting, []
         if lines:
-            self._console.print(Text("\n").join(map(Text.from_ansi, lines)), soft_wrap=True)
+            encoding = self._console.encoding
+            told = [line.encode(encoding, "replace").decode(encoding) for line in lines]
+            self._console.print(Text("\n").join(map(Text.from_ansi, told)), soft_wrap=True)
             self._printed_at = time.monotonic()
 
 
@@ -200,11 +202,13 @@ def stop() -> None:
     board, _board = _board, None
     if board is None or board.live is None:
         return
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, Above):
-            stream.end()
-    sys.stdout, sys.stderr = board.streams
-    board.live.stop()
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, Above):
+                stream.end()
+    finally:
+        sys.stdout, sys.stderr = board.streams
+        board.live.stop()
 
 
 def _start(board: _Board) -> None:

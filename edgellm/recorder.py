@@ -35,6 +35,7 @@ from edgellm.errors import (
     InventoryError,
     ModelError,
     SettingsError,
+    printable,
 )
 from edgellm.hardware import HostProfile
 from edgellm.health import HealthVerdict, Peer, SmokeResult, compare_with_peers
@@ -313,8 +314,12 @@ def _finish() -> None:
 def _tell(written: report_files.Written) -> None:
     for fault in written.faults:
         _complain(f"report: {fault}")
-    with contextlib.suppress(OSError, ValueError):  # the terminal is gone, or `| head` has ended
+    try:
         show(written.report, written.path)
+    except OSError:
+        pass  # the terminal is gone, or `| head` has ended
+    except Exception as error:  # the files are there, and what the hosts are like is in them
+        _complain(f"no table: {type(error).__name__}: {error}; see {written.path}")
 
 
 def _complain(text: str) -> None:
@@ -518,17 +523,17 @@ def show(report: FleetReport, path: Path, console: Console | None = None) -> Non
     for row in table_rows(report):
         colour = COLOURS[row.status]
         table.add_row(
-            row.host,
+            escape(printable(row.host)),
             f"[{colour}]{row.status}[/{colour}]",
-            row.release,
+            escape(printable(row.release)),
             *(getattr(row, name) for name in figures),
-            escape(row.notes),
+            escape(printable(row.notes)),
         )
     console.print(table)
     if report.is_audit:
         _show_knobs(report, console)
     for line in reason_lines(report):
-        console.print(f"  {line}", style="dim", highlight=False, markup=False)
+        console.print(f"  {printable(line)}", style="dim", highlight=False, markup=False)
     console.print(f"Report: {path}", highlight=False)
 
 
@@ -550,9 +555,10 @@ def _show_knobs(report: FleetReport, console: Console) -> None:
         states.add_column(no_wrap=True, style="dim")
         states.add_column(overflow="fold")
         for name, value in (*row.states, ("why", row.why)):
-            states.add_row(name, escape(value))
+            states.add_row(name, escape(printable(value)))
         verdict = f"[{colour}]{row.verdict}[/{colour}]"
-        table.add_row(escape(row.hosts), escape(row.knob), verdict, states)
+        knob = escape(printable(row.knob))
+        table.add_row(escape(row.hosts), knob, verdict, states)
     console.print(table)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterable
 
 REMOVED = "<removed>"
@@ -26,6 +27,8 @@ PATTERNS = (
     (re.compile(r"(?i)\b(proxy-)?(authorization|x-api-key|api-key|cookie)\b(['\"]?\s*[:=]).*"), 3),
     (re.compile(r"(?i)\b(bearer|basic)(\s+)\S+"), 2),
     (re.compile(r"(?i)(edgellm\.key)(\.)\S+"), 2),
+    # Of a command line
+    (re.compile(r"(?i)(--?(?:[\w-]*-)?(?:key|token|secret|password))(\s+)[^\s-]\S*"), 2),
     # Not of max_tokens, or first_token_deadline_s
     (
         re.compile(
@@ -41,7 +44,7 @@ PATTERNS = (
 # Keys are made so, and their hashes are; a release's id is 16 digits, a model's file has 64.
 LONG_HEX = re.compile(r"(?<![0-9A-Za-z])(?!(?<=models/)[0-9a-f]{64}\.gguf)[0-9a-fA-F]{32,}")
 SETTINGS_OF_OURS = re.compile(r"(EDGELLM|OMP|MALLOC|PYTHON)\w*=")
-ENVIRONMENT = re.compile(r"^(\s*Environment=)(.*)$", re.MULTILINE)
+ENVIRONMENT = re.compile(r"^(\s*Environment=)((?:.*\\\n)*.*)$", re.MULTILINE)
 # "2026-12-02T17:40:01+0000 edge-1 python3[812]: {...}"
 JOURNAL_LINE = re.compile(r"^(\S+ \S+ (?P<program>[^\s\[:]+)(?:\[\d+\])?: )(?P<message>.*)$")
 
@@ -99,7 +102,12 @@ def _value(event: dict[str, object], key: str) -> object:
 
 def _environment(found: re.Match[str]) -> str:
     """An operator's drop-in may set anything; the names are enough."""
-    value = found[2].strip().strip("\"'")
-    if SETTINGS_OF_OURS.match(value) or "=" not in value:
-        return found[0]
-    return f"{found[1]}{value.partition('=')[0]}={REMOVED}"
+    try:
+        settings = shlex.split(found[2].replace("\\\n", " "))
+    except ValueError:  # a quote that does not end
+        return f"{found[1]}{REMOVED}"
+    told = (
+        one if SETTINGS_OF_OURS.match(one) else f"{one.partition('=')[0]}={REMOVED}"
+        for one in settings
+    )
+    return found[1] + " ".join(shlex.quote(one) if " " in one else one for one in told)

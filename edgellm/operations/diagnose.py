@@ -107,4 +107,6 @@ def write(name: str, files: Mapping[str, str], directory: Path) -> Path:
 
 def _said(found: Collected, evidence: Evidence) -> str:
     holes = [*(f"{name}: {why}" for name, why in evidence.absent.items()), *found.missing]
+    if not found.complete:
+        holes.append("what comes after that: the host's answer ended before its end")
     return f"not read: {'; '.join(holes)}" if holes else "all of it could be read"

@@ -179,7 +179,8 @@ def _answered(test: SmokeTest) -> str:
     recorder.note_smoke(host, result)
     verdict = judge(result, test.budget, kernel=test.kernel)
     seen = None
-    if test.from_control:
+    # An unhealthy host is rolled back, and should not wait for an answer that changes nothing
+    if test.from_control and verdict.healthy:
         seen, warnings = _seen_from_here(test)
         verdict = replace(verdict, warnings=(*verdict.warnings, *warnings))
     recorder.note_verdict(host, verdict)

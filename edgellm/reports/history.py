@@ -14,6 +14,8 @@ from pydantic import ValidationError
 from edgellm.health import LastGood
 from edgellm.reports.schema import Fleet, Host, PastRun, Status, without_halves
 
+# Their "ok" is that they ran, also on a host that is not well
+TELL_NOTHING_OF_HEALTH = frozenset({"bench", "diagnose", "tune"})
 KEPT_RUNS = 20  # of a host, in fleet.json and in the page
 KEPT_WITHOUT_FIGURES = 5  # audits every night must not push out what was measured
 MODEL_DIGITS = 16  # of its sha256
@@ -91,6 +93,8 @@ def lines(fleet: Fleet) -> str:
 
     The line break comes first as well: what a cut run left of its last line stays by itself.
     """
+    if fleet.deploy in TELL_NOTHING_OF_HEALTH:
+        return ""
     told = [
         _line(line_of(fleet, host)) for host in fleet.hosts if host.status is not Status.PENDING
     ]

@@ -52,6 +52,8 @@ OF_A_HOST: tuple[tuple[str, str, Value], ...] = (
 
 def text(fleet: Fleet) -> str:
     """Every host of the run has its status; of figures only what was measured: absent is not 0."""
+    if fleet.deploy in history.TELL_NOTHING_OF_HEALTH:
+        return ""
     run = {"deploy": fleet.deploy}
     lines = [
         *_metric("run_info", "The run that this file is of.", [(_of_the_run(fleet), 1)]),

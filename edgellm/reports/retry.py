@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 from edgellm.reports.schema import Fleet, Host, Status
 
@@ -21,8 +22,7 @@ LISTS = {
 }
 MOST_NAMED = 12  # hosts by name in a command; more are read from the files
 DEFAULT_INVENTORY = "inventories/factory.py"
-ROLL_OUT = "deploys/qwen.py"
-REPORTS_DIR = "${EDGELLM_REPORTS_DIR:-reports}"
+REPORTS_DIR = '"${EDGELLM_REPORTS_DIR:-reports}"'
 
 # Options with a value that a retry must not repeat: who it is for is what changes.
 _DROPPED = frozenset({"--limit", "--exclude"})
@@ -72,13 +72,19 @@ def command(fleet: Fleet, names: Sequence[str]) -> str:
     run = list(fleet.invocation) or ["pyinfra", DEFAULT_INVENTORY, f"deploys/{fleet.deploy}.py"]
     if "drifted.txt" in names:
         # These find, a roll-out mends.
-        run = [ROLL_OUT if word.endswith(("audit.py", "verify.py")) else word for word in run]
+        run = [_roll_out(word) for word in run]
     base = shlex.join(run)
     if len(hosts) <= MOST_NAMED:
         return " ".join([base, *(f"--limit {shlex.quote(pattern(host.name))}" for host in hosts)])
     paths = [f"{REPORTS_DIR}/{shlex.quote(fleet.run_id)}/{name}" for name in names]
     there = " && ".join(f"test -s {path}" for path in paths)
     return f"{there} && {base} $(sed 's/^/--limit=/' {' '.join(paths)})"
+
+
+def _roll_out(word: str) -> str:
+    path = Path(word)
+    finds = path.parent.name == "deploys" and path.name in ("audit.py", "verify.py")
+    return str(path.with_name("qwen.py")) if finds else word
 
 
 def pattern(name: str) -> str:
@@ -103,4 +109,10 @@ def invocation_of(argv: Sequence[str]) -> list[str]:
             kept += ["--data", f"{key}=…" if secret else value]
         else:
             kept.append(word)
-    return kept
+    return [_without_secrets(word) for word in kept]
+
+
+def _without_secrets(word: str) -> str:
+    """An address without who asks for it, nor the query that signs it."""
+    word = re.sub(r"(://)[^/\s@]*@", r"\g<1>…@", word)
+    return re.sub(r"(https?://[^\s?#]*)[?#]\S*", r"\g<1>?…", word)

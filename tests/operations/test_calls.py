@@ -575,6 +575,19 @@ def test_both_views_are_told_and_noted(
     assert (noted.smoke.median_ttft_ms, noted.from_control.median_ttft_ms) == (112.4, 140.2)
 
 
+def test_an_unhealthy_host_is_not_asked_once_more_from_here(
+    scripted_host: Any,
+    commands_of: Commands,
+    notes: recorder.Run,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(smoke, "ask_from_here", lambda *_, **__: pytest.fail("asked"))
+    broken = {**HEALTHY, "failures": [{"kind": "stalled", "detail": "2 chunks, then none"}]}
+    error = failure_of(verify(commands_of, found(scripted_host, answers=[broken]), test=FROM_HERE))
+    assert "stalled: 2 chunks" in error.have
+    assert notes.hosts["pi5-01"].from_control is None
+
+
 @pytest.mark.parametrize(
     ("seen", "warning"),
     [

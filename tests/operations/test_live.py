@@ -87,6 +87,36 @@ def test_lines_that_come_fast_are_printed_together_and_in_order() -> None:
     assert shown.getvalue().splitlines() == [*map(str, range(1000)), "the end"]
 
 
+def test_what_the_terminal_has_no_letters_for_costs_no_other_line() -> None:
+    stream, shown = above(every_s=60.0)
+    stream.write("first\nERROR one \udc80 host\nERROR other host\n")
+    stream.end()
+    assert shown.getvalue().splitlines() == ["first", "ERROR one ? host", "ERROR other host"]
+
+
+def test_the_streams_are_the_terminals_again_also_where_the_last_lines_fail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    on_a_terminal(monkeypatch)
+    streams, stopped = (sys.stdout, sys.stderr), []
+
+    class Gone(live.Above):
+        def end(self) -> None:
+            raise OSError("the terminal is gone")
+
+    lines = live.Lines(Console(file=io.StringIO()))
+    monkeypatch.setattr(sys, "stdout", Gone(lines, "utf-8"))
+    board = SimpleNamespace(
+        live=SimpleNamespace(stop=lambda: stopped.append(True)), streams=streams
+    )
+    monkeypatch.setattr(live, "_board", board)
+    with pytest.raises(OSError, match="the terminal is gone"):
+        live.stop()
+    assert (sys.stdout, sys.stderr) == streams
+    assert stopped == [True]
+    assert not live.is_shown()
+
+
 def test_the_table_keeps_to_the_terminals_height_and_to_its_letters() -> None:
     hosts = [HostProgress(name=f"edge-{n}", group="site_a", stage=1) for n in range(100)]
     shown = io.StringIO()

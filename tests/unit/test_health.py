@@ -325,13 +325,21 @@ def budget(percent: float | None = 50.0, last: LastGood | None = LAST_GOOD) -> T
 def test_a_host_much_slower_than_its_own_last_good_run_is_unhealthy_within_the_budget_of_all() -> (
     None
 ):
-    verdict = judge(smoke(320.0), budget(), kernel="6.6.51")
+    verdict = judge(smoke(320.0, n=5), budget(), kernel="6.6.51")
     assert not verdict.healthy
     assert verdict.reasons == (
-        "regressed: median TTFT 320 ms (n=2) is 60 % over this host's last good 200 ms "
+        "regressed: median TTFT 320 ms (n=5) is 60 % over this host's last good 200 ms "
         "(2026-12-01, n=5, release 20261201-1a2b), more than 50 % are allowed; "
         "the kernel was 6.6.31 and is 6.6.51",
     )
+
+
+@pytest.mark.parametrize(("now_n", "then_n"), [(2, 5), (5, 1)])
+def test_a_regression_of_one_or_two_requests_is_a_warning(now_n: int, then_n: int) -> None:
+    verdict = judge(smoke(900.0, n=now_n), budget(last=replace(LAST_GOOD, n=then_n)))
+    assert (verdict.healthy, verdict.reasons) == (True, ())
+    (warning,) = verdict.warnings
+    assert warning.startswith(f"regressed: median TTFT 900 ms (n={now_n})")
 
 
 @pytest.mark.parametrize(
@@ -364,7 +372,7 @@ def test_no_regression_where(now_ms: float, given: TtftBudget) -> None:
 def test_a_regression_of_a_disturbed_host_is_a_warning_with_its_cause(
     state: dict[str, Any], cause: str
 ) -> None:
-    verdict = judge(smoke(900.0, **state), budget())
+    verdict = judge(smoke(900.0, n=5, **state), budget())
     assert verdict.healthy
     assert verdict.warnings[0].startswith("regressed: median TTFT 900 ms")
     assert verdict.warnings[0].endswith(f"; {cause}")

@@ -39,6 +39,11 @@ QUESTION = [{"role": "user", "content": "Where is the spare key of hall B?"}]
         (f"digest {HASH} of it", HASH, "of it"),
         ("Environment=UPSTREAM_WORD=abcdef", "abcdef", "UPSTREAM_WORD"),
         ('Environment="A=abcdef"', "abcdef", "A="),
+        ("Environment=EDGELLM_X=1 WORD=abcdef", "abcdef", "EDGELLM_X=1 WORD="),
+        ("Environment=EDGELLM_X=1 \\\n  WORD=abcdef", "abcdef", "EDGELLM_X=1 WORD="),
+        ('Environment=EDGELLM_X=1 "WORD=abcdef', "abcdef", "Environment="),
+        ("serve --api-key abcdef --port 1", "abcdef", "--port 1"),
+        ("serve --token abcdef", "abcdef", "--token"),
     ],
 )
 def test_whatever_looks_like_a_secret_goes_and_the_rest_stays(

@@ -411,6 +411,14 @@ def test_an_audit_shows_knobs_and_no_figures_and_a_roll_out_the_other_way_round(
     assert "TTFT" in roll_out
 
 
+def test_what_a_host_says_neither_moves_the_terminal_nor_costs_the_table() -> None:
+    bad = host("pi5-01", status=HostStatus.FAILED, reason="\x1b[2Jgone\udc80", release="[/red]")
+    text = shown(report(bad))
+    assert "?[2Jgone?" in text
+    assert "[/red]" in text
+    assert "Report: reports/x/fleet.json" in text
+
+
 def test_an_audit_in_which_all_is_in_order_shows_no_knobs() -> None:
     record = host("pi5-01", knobs=(knob("swappiness", Verdict.IN_ORDER),))
     assert "swappiness" not in shown(replace(report(record), is_audit=True))

@@ -56,6 +56,15 @@ def past(at: str, ms: float, kernel: str = "6.6") -> str:
     return json.dumps({**fields, "median_ttft_ms": ms, "model": "a" * 16}) + "\n"
 
 
+@pytest.mark.parametrize("deploy", ["bench", "diagnose", "tune"])
+def test_a_run_that_asks_nothing_of_health_publishes_none(tmp_path: Path, deploy: str) -> None:
+    written = report_files.write(replace(of_every_status(), command=deploy), tmp_path)
+    assert written.faults == ()
+    assert not (tmp_path / "latest" / "fleet.prom").exists()
+    assert (tmp_path / "latest" / "fleet.html").exists()
+    assert report_files.earlier_runs(tmp_path) == {}
+
+
 # The schema
 
 
@@ -182,10 +191,10 @@ def test_the_command_names_few_hosts_and_reads_many_from_the_files() -> None:
         " --limit h-failed --limit h-unreachable --limit h-pending"
     )
     many = report(*(host(f"h{n}", HostStatus.FAILED) for n in range(13)))
+    listed = '"${EDGELLM_REPORTS_DIR:-reports}"/20261202T101500Z-1a2b/failed.txt'
     assert retry.command(schema.load(many.to_json()), ("failed.txt",)) == (
-        "test -s ${EDGELLM_REPORTS_DIR:-reports}/20261202T101500Z-1a2b/failed.txt"
-        " && pyinfra -y inventories/factory.py deploys/qwen.py"
-        " $(sed 's/^/--limit=/' ${EDGELLM_REPORTS_DIR:-reports}/20261202T101500Z-1a2b/failed.txt)"
+        f"test -s {listed} && pyinfra -y inventories/factory.py deploys/qwen.py"
+        f" $(sed 's/^/--limit=/' {listed})"
     )
 
 
@@ -194,11 +203,19 @@ def test_what_has_drifted_is_mended_by_a_roll_out(found_by: str) -> None:
     found = replace(
         report(host("a", HostStatus.DRIFTED)),
         command=found_by,
-        invocation=("pyinfra", "inventories/factory.py", f"deploys/{found_by}.py"),
+        invocation=("pyinfra", "/e/my_verify.py", f"/e/deploys/{found_by}.py"),
     )
     assert retry.command(schema.load(found.to_json()), ("drifted.txt",)) == (
-        "pyinfra inventories/factory.py deploys/qwen.py --limit a"
+        "pyinfra /e/my_verify.py /e/deploys/qwen.py --limit a"
     )
+
+
+def test_an_address_is_kept_without_its_password_and_its_signature() -> None:
+    source = "model_source=https://bob:hunter2@models.example/q.gguf?X-Amz-Signature=abcdef"
+    assert retry.invocation_of(["pyinfra", "i.py", "d.py", "--data", source])[3:] == [
+        "--data",
+        "model_source=https://…@models.example/q.gguf?…",
+    ]
 
 
 def test_a_variable_of_a_key_by_its_name_is_kept() -> None:
