@@ -6,6 +6,7 @@ roll-out would start.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from edgellm import layout, render
@@ -20,10 +21,48 @@ from edgellm.measured import (
 from edgellm.settings import Settings
 from edgellm.tuning import TuningPlan, visible_cpus
 
+# Beyond the budget: the last trial, the way down, the service's start
+SLACK_S = 120
 MOST_ROUNDS = 12
 REQUESTS = 3  # of one trial under one condition, the last with a long prompt
 # Of our own app, or of paths that a candidate does not have
 _NOT_FOR_TRIALS = ("EDGELLM_APP", "EDGELLM_SYSTEM_PROMPT_FILE")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRun:
+    """One run of edgellm_server/trial.py on a host."""
+
+    model_sha256: str
+    runtime_id: str
+    job: dict[str, Any]
+    command: tuple[str, ...]
+    announcement: str | None  # before it begins
+    # After the run's own deadlines: only a dead link takes longer, or is silent longer
+    ends_within_s: int
+    silent_within_s: int
+
+
+def trial_run(
+    job: dict[str, Any],
+    plan: TuningPlan,
+    settings: Settings,
+    *,
+    model_sha256: str,
+    runtime_id: str,
+) -> TrialRun:
+    """The run of a job on a host that is planned so."""
+    unit_ends_s = job["budget_s"] + settings.load_deadline_s + SLACK_S
+    asked_s = (job["requests"] + 1) * settings.request_deadline_s
+    return TrialRun(
+        model_sha256=model_sha256,
+        runtime_id=runtime_id,
+        job=job,
+        command=tuple(command_bits(runtime_id, plan, ends_within_s=unit_ends_s)),
+        announcement=live_units_stopped(job),
+        ends_within_s=unit_ends_s + SLACK_S,
+        silent_within_s=settings.load_deadline_s + asked_s + SLACK_S,
+    )
 
 
 def trial_job(
@@ -37,8 +76,13 @@ def trial_job(
     key_hashes: tuple[str, ...] = (),
     has_probe_key: bool = False,
     unplaced: tuple[str, ...] = (),
+    keep_all: bool = False,
 ) -> dict[str, Any]:
-    """What edgellm_server/trial.py reads. `unplaced`: names of candidates that get no slice."""
+    """What edgellm_server/trial.py reads.
+
+    `unplaced`: names of candidates that get no slice. `keep_all`: one that loses is measured to
+    the end as well.
+    """
     return {
         "candidates": [
             _candidate(item, plan, profile, settings, model_sha256, key_hashes, unplaced)
@@ -59,6 +103,7 @@ def trial_job(
         "live_url": render.local_url(settings),
         "stop_service": not fits_beside_the_service(plan, profile),
         "while_busy": settings.tune_while_busy,
+        "keep_all": keep_all,
         "api_key_file": layout.PROBE_KEY if has_probe_key else None,
         "user": layout.USER,
         "systemd": True,

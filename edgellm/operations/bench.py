@@ -17,22 +17,17 @@ from edgellm.errors import EdgellmError
 from edgellm.measured import trials_of
 from edgellm.operations.containment import connector_arguments, host_operation
 from edgellm.operations.trials import events_of, require_artifacts
+from edgellm.trial_job import TrialRun
 
 BENCH_JSON = "bench.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRun:
-    """One host's measurement; trials.TrialRun, and what it is of."""
+    """One host's measurement."""
 
     about: dict[str, Any]  # hardware, kernel, model: beside the figures
-    model_sha256: str
-    runtime_id: str
-    job: dict[str, Any]
-    command: tuple[str, ...]
-    announcement: str | None
-    ends_within_s: int
-    silent_within_s: int
+    trials: TrialRun
 
 
 _measured: dict[str, dict[str, Any]] = {}  # of this run, by host
@@ -43,8 +38,8 @@ def compared(run: BenchRun) -> Generator[FunctionCommand]:
     """How much faster the plan is than a plain start is known. Nothing on the host changes."""
     if not state.is_executing:
         return
-    require_artifacts(run.model_sha256, run.runtime_id, what="bench")
-    events, end = events_of(state, host, run, connector_arguments(host), what="bench")
+    require_artifacts(run.trials, what="bench")
+    events, end = events_of(state, host, run.trials, connector_arguments(host), what="bench")
     found = compare(
         trials_of(events),
         ended=f"{end['why']}: {end['detail']}",

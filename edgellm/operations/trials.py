@@ -8,7 +8,7 @@ import time
 from collections.abc import Generator, Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from paramiko import SSHException
 from pyinfra import host
@@ -32,6 +32,7 @@ from edgellm.measured import (
 from edgellm.operations.containment import connector_arguments, contained_call, host_operation
 from edgellm.operations.transfer import unix_arguments
 from edgellm.remote import script_command
+from edgellm.trial_job import TrialRun
 
 if TYPE_CHECKING:
     from pyinfra.api import Host, State
@@ -43,35 +44,15 @@ MEASURED = frozenset({"rounds", "settled", "budget", "throttled"})
 LAST_WORDS = 3  # lines that were no events, for the reason of a failure
 
 
-class TrialRun(Protocol):
-    """What edgellm_server/trial.py is run with."""
-
-    @property
-    def job(self) -> dict[str, Any]: ...
-    @property
-    def command(self) -> tuple[str, ...]: ...
-    @property
-    def announcement(self) -> str | None: ...
-    @property
-    def ends_within_s(self) -> int: ...
-    @property
-    def silent_within_s(self) -> int: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
     """All that the trials of one host need."""
 
     key: ResultKey
     candidates: tuple[Candidate, ...]
-    job: dict[str, Any]  # for edgellm_server/trial.py
-    command: tuple[str, ...]
-    announcement: str | None  # before it begins
+    run: TrialRun
     stored: MeasuredResult | None  # what lies on the host already
     again: bool
-    # After the run's own deadlines: only a dead link takes longer, or is silent longer
-    ends_within_s: int
-    silent_within_s: int
 
 
 @host_operation()
@@ -92,14 +73,14 @@ def measured(tuning: Tuning) -> Generator[FunctionCommand]:
     if len(tuning.candidates) < 2:
         host.noop("nothing to try: the inventory sets every knob that could be tried here")
         return
-    require_artifacts(tuning.key.model_sha256, tuning.key.runtime_id, what="tune")
+    require_artifacts(tuning.run, what="tune")
     yield FunctionCommand(contained_call, (measure, (tuning, connector_arguments(host))), {})
 
 
-def require_artifacts(model_sha256: str, runtime_id: str, *, what: str) -> None:
+def require_artifacts(run: TrialRun, *, what: str) -> None:
     """What trials run with is on the current host. Raises EdgellmError."""
-    model = {layout.model_path(model_sha256): model_sha256}
-    runtime = {layout.runtime_directory(runtime_id): runtime_id}
+    model = {layout.model_path(run.model_sha256): run.model_sha256}
+    runtime = {layout.runtime_directory(run.runtime_id): run.runtime_id}
     whole = read(ArtifactsWhole, models=model, runtimes=runtime)
     if not all(whole.values()):
         raise EdgellmError(
@@ -113,7 +94,7 @@ def require_artifacts(model_sha256: str, runtime_id: str, *, what: str) -> None:
 
 def measure(state: State, host: Host, tuning: Tuning, arguments: dict[str, Any]) -> None:
     """Runs the trials, tells how they go, chooses, and stores the result. Raises EdgellmError."""
-    events, end = events_of(state, host, tuning, arguments, what="tune")
+    events, end = events_of(state, host, tuning.run, arguments, what="tune")
     result = MeasuredResult(
         key=tuning.key,
         choice=choose(trials_of(events), tuning.candidates),
@@ -169,27 +150,25 @@ def events_of(
     return events, end
 
 
-def lines_of(
-    state: State, host: Host, tuning: TrialRun, arguments: dict[str, Any]
-) -> Iterator[str]:
+def lines_of(state: State, host: Host, run: TrialRun, arguments: dict[str, Any]) -> Iterator[str]:
     """The command's output line by line, as it comes. Raises EdgellmError where the link ends."""
-    command = StringCommand(*map(QuoteString, tuning.command))
-    job = json.dumps(tuning.job, sort_keys=True)
+    command = StringCommand(*map(QuoteString, run.command))
+    job = json.dumps(run.job, sort_keys=True)
     client = getattr(host.connector, "client", None)
     if client is None:  # a connector without an ssh channel (@local, @docker)
         _, output = host.run_shell_command(
-            command, **{**arguments, "_stdin": job, "_timeout": tuning.ends_within_s}
+            command, **{**arguments, "_stdin": job, "_timeout": run.ends_within_s}
         )
         yield from output.output_lines
         return
     unix_command = make_unix_command_for_host(state, host, command, **unix_arguments(arguments))
-    ends_at = time.monotonic() + tuning.ends_within_s
+    ends_at = time.monotonic() + run.ends_within_s
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     rest = ""
     try:
         channel = client.get_transport().open_session(timeout=OPEN_WITHIN_S)
         try:
-            channel.settimeout(tuning.silent_within_s)
+            channel.settimeout(run.silent_within_s)
             channel.set_combine_stderr(True)
             channel.exec_command(unix_command.get_raw_value())
             channel.sendall(job.encode())

@@ -10,8 +10,7 @@ from edgellm.operations import bench
 from edgellm.operations.bench import BenchRun
 from edgellm.prepare import Context
 from edgellm.steps.step import step
-from edgellm.steps.tune import SLACK_S
-from edgellm.trial_job import command_bits, live_units_stopped, trial_job
+from edgellm.steps.trials import trials_of
 
 
 @step("Bench")
@@ -20,21 +19,7 @@ def compare_with_plain_start(ctx: Context) -> None:
     if model is None:
         host.log("engine=forward holds no model of ours: nothing to measure")
         return
-    job = trial_job(
-        (plain_start(ctx.profile, ctx.plan), Candidate.of(PLANNED)),
-        ctx.plan,
-        ctx.profile,
-        ctx.settings,
-        model_sha256=model.sha256,
-        runtime_id=ctx.runtime.id,
-        key_hashes=ctx.api_key_hashes,
-        has_probe_key=ctx.probe_key is not None,
-        unplaced=(PLAIN,),
-    )
-    # Also a plan that loses is measured to the end: it is the figure that is asked for
-    job["keep_all"] = True
-    load_s, request_s = ctx.settings.load_deadline_s, ctx.settings.request_deadline_s
-    unit_ends_s = ctx.settings.tune_budget_s + load_s + SLACK_S
+    tried = (plain_start(ctx.profile, ctx.plan), Candidate.of(PLANNED))
     bench.compared(
         name="Plan measured against a plain start",
         run=BenchRun(
@@ -44,12 +29,7 @@ def compare_with_plain_start(ctx: Context) -> None:
                 "model": model.name,
                 "release": ctx.release.id,
             },
-            model_sha256=model.sha256,
-            runtime_id=ctx.runtime.id,
-            job=job,
-            command=tuple(command_bits(ctx.runtime.id, ctx.plan, ends_within_s=unit_ends_s)),
-            announcement=live_units_stopped(job),
-            ends_within_s=unit_ends_s + SLACK_S,
-            silent_within_s=load_s + (job["requests"] + 1) * request_s + SLACK_S,
+            # Also a plan that loses is measured to the end: it is the figure that is asked for
+            trials=trials_of(ctx, model, tried, ctx.plan, unplaced=(PLAIN,), keep_all=True),
         ),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,17 @@ from edgellm import recorder
 from edgellm.operations import bench
 from edgellm.operations.bench import BenchRun
 from edgellm.operations.containment import fail
-from tests.operations.test_trials import RUNTIME_PATH, SHA256, answer, end, event, facts
+from tests.operations import test_trials
+from tests.operations.test_trials import RUNTIME_PATH, answer, end, event, facts
 
 Commands = Callable[..., list[Any]]
 RUN = BenchRun(
     about={"hardware_class": "Raspberry Pi 5", "kernel": "6.6.31"},
-    model_sha256=SHA256,
-    runtime_id="rt-1",
-    job={"budget_s": 600, "requests": 3, "candidates": [{"name": "plain start"}]},
-    command=("systemd-run", "--unit=edgellm-tune"),
-    announcement="the service is stopped meanwhile",
-    ends_within_s=900,
-    silent_within_s=300,
+    trials=replace(
+        test_trials.RUN,
+        job={"budget_s": 600, "requests": 3, "candidates": [{"name": "plain start"}]},
+        announcement="the service is stopped meanwhile",
+    ),
 )
 
 

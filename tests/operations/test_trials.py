@@ -17,6 +17,7 @@ from edgellm.measured import Candidate, Choice, MeasuredResult, ResultKey
 from edgellm.operations import trials
 from edgellm.operations.containment import contained_call, fail
 from edgellm.operations.trials import Tuning, measure
+from edgellm.trial_job import TrialRun
 
 Commands = Callable[..., list[Any]]
 SHA256 = "ab" * 32
@@ -40,17 +41,24 @@ STORED = MeasuredResult(
 )
 
 
+RUN = TrialRun(
+    model_sha256=SHA256,
+    runtime_id="rt-1",
+    job=JOB,
+    command=("systemd-run", "--unit=edgellm-tune"),
+    announcement=None,
+    ends_within_s=900,
+    silent_within_s=300,
+)
+
+
 def tuning(**changed: Any) -> Tuning:
     values: dict[str, Any] = {
         "key": KEY,
         "candidates": (PLANNED, FEWER),
-        "job": JOB,
-        "command": ("systemd-run", "--unit=edgellm-tune"),
-        "announcement": None,
+        "run": RUN,
         "stored": None,
         "again": False,
-        "ends_within_s": 900,
-        "silent_within_s": 300,
     }
     return Tuning(**{**values, **changed})
 
@@ -206,7 +214,10 @@ def test_what_goes_away_for_the_trials_is_announced_before(host_of: Callable[...
     back = {"event": "service", "state": "started again"}
     lines = answer(stopped, *rounds((401.0, 399.0)), back, end("settled"))
     host = host_of(lines, [])
-    measured(host, tuning(announcement="edgellm.service is stopped while it is measured"))
+    measured(
+        host,
+        tuning(run=replace(RUN, announcement="edgellm.service is stopped while it is measured")),
+    )
     assert host.lines[1] == "edgellm.service is stopped while it is measured"
     assert host.lines[2] == "the live service is stopped"
     assert "the live service is started again" in host.lines
