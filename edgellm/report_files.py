@@ -48,20 +48,23 @@ def write(report: FleetReport, root: Path) -> Written:
             return False
         return True
 
+    fleet: schema.Fleet | None = None
+
     def remembered() -> None:
-        nonlocal report
-        report = with_history(report, earlier_runs(root))
+        nonlocal report, fleet
+        if fleet is not None:
+            report, fleet = with_history(report, fleet, earlier_runs(root))
 
     directory = root / report.run_id
     kept(str(directory), lambda: directory.mkdir(parents=True, exist_ok=True))
-    kept(HISTORY, remembered)
-    path = directory / "fleet.json"
-    kept(path.name, lambda: _place(path, fleet_json_text(report)))
     try:
         fleet = schema.load(report.to_json())
     except Exception as error:
         faults.append(f"all but fleet.json: {error}")
-    else:
+    kept(HISTORY, remembered)
+    path = directory / "fleet.json"
+    kept(path.name, lambda: _place(path, fleet_json_text(report)))
+    if fleet is not None:
         for name, render in reports.RENDERERS.items():
             kept(name, partial(_render, fleet, render, directory / name))
         kept(HISTORY, lambda: append(root, history.lines(fleet)))
@@ -74,26 +77,38 @@ def fleet_json_text(report: FleetReport) -> str:
     return json.dumps(found, indent=2, ensure_ascii=False) + "\n"
 
 
-def with_history(report: FleetReport, earlier: Earlier) -> FleetReport:
-    """Each host with its earlier runs, and what they say of this one."""
-    fleet = schema.load(report.to_json())
+def with_history(
+    report: FleetReport, fleet: schema.Fleet, earlier: Earlier
+) -> tuple[FleetReport, schema.Fleet]:
+    """Each host with its earlier runs, and what they say of this one.
+
+    `fleet` is the same report as its readers have it, and stays so.
+    """
     hosts = [
-        _with_history(record, fleet, host, earlier.get(record.name, ()))
-        for record, host in zip(report.hosts, fleet.hosts, strict=True)
+        host.model_copy(
+            update={
+                "history": tuple(
+                    run for run in earlier.get(host.name, ()) if run.run_id != fleet.run_id
+                )
+            }
+        )
+        for host in fleet.hosts
     ]
-    return replace(report, hosts=tuple(hosts))
+    records = [
+        _with_history(record, fleet, host) for record, host in zip(report.hosts, hosts, strict=True)
+    ]
+    return (
+        replace(report, hosts=tuple(records)),
+        fleet.model_copy(update={"hosts": tuple(hosts)}),
+    )
 
 
-def _with_history(
-    record: HostRecord, fleet: schema.Fleet, host: schema.Host, earlier: tuple[schema.PastRun, ...]
-) -> HostRecord:
-    past = tuple(run for run in earlier if run.run_id != fleet.run_id)
-    known = host.model_copy(update={"history": past})
-    trend = history.trend_of(fleet, known)
-    since = history.slower_since_of(fleet, known)
+def _with_history(record: HostRecord, fleet: schema.Fleet, host: schema.Host) -> HostRecord:
+    trend = history.trend_of(fleet, host)
+    since = history.slower_since_of(fleet, host)
     return replace(
         record,
-        history=tuple(run.model_dump(exclude_none=True) for run in past),
+        history=tuple(run.model_dump(exclude_none=True) for run in host.history),
         trend=None if trend is None else trend.direction,
         slower_since=None if since is None else since.text,
     )
