@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import hashlib
 import json
 import multiprocessing
@@ -31,7 +30,7 @@ from typing import Any
 from bench import misbehaving, prompts
 from bench.load import LoadError
 from bench.plan import command_prefix, plan_as_json, plan_for_this_machine, server_environ
-from bench.results import Bar, Measure, machine, report, table
+from bench.results import Bar, Measure, report_here, table
 from bench.server import CACHE, LOAD_DEADLINE_S, RESULTS, kept
 from bench.servers import REPO, end, our_server
 from bench.stats import Summary, side, spread
@@ -275,10 +274,8 @@ def accuracy(options: argparse.Namespace, say: Callable[[str], None]) -> dict[st
         measures.append(measured(REAL, *differences_ms(real, server.port, options.n), load))
         say(f"real server: {measures[-1].as_json()['value']} ms at p95")
     print("\n" + table(measures), flush=True)
-    return report(
+    return report_here(
         measures,
-        machine=machine(),
-        date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         about={
             "weights": model.as_json(),
             "plan": plan_as_json(plan),

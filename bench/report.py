@@ -7,7 +7,6 @@ runs and forty knobs.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import shutil
 import sys
@@ -17,10 +16,9 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from bench import results
 from bench.plan_cost import probes
-from bench.results import Bar, Measure, table
-from bench.servers import REPO
+from bench.results import Bar, Measure, report_here, table
+from bench.server import RESULTS, write_report
 from bench.stats import Summary, spread
 from demo.model import SMALL_MODEL
 from edgellm.hardware import plain
@@ -36,7 +34,7 @@ RUNS = 20
 KNOBS = 40
 SIZE = Bar(key="page_mb", label="fleet.html, 1,000 hosts, MB", limit=3)
 SORT = Bar(key="sort_ms", label="sorted in Chromium, slowest column, ms", limit=200)
-OUT = REPO / "bench" / "results" / "report.json"
+OUT = RESULTS / "report.json"
 # Each column up and down, layout and paint included: two frames after it was asked for.
 SORTING = """async (columns) => {
   const frame = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
@@ -151,13 +149,8 @@ def main(arguments: Sequence[str]) -> int:
         ]
     print(table(measures))
     if not options.size_only:
-        told = results.report(
-            measures,
-            machine=results.machine(),
-            date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            about={"hosts": options.hosts, "runs": RUNS, "knobs": KNOBS},
-        )
-        OUT.write_text(json.dumps(told, indent=2) + "\n")
+        about = {"hosts": options.hosts, "runs": RUNS, "knobs": KNOBS}
+        write_report(report_here(measures, about=about), OUT)
     return 0 if all(m.as_json()["met"] is not False for m in measures) else 1
 
 

@@ -9,7 +9,6 @@ the table and keeps it in bench/results/rerun.json; --quick is a rehearsal and k
 from __future__ import annotations
 
 import argparse
-import datetime
 import statistics
 import sys
 import time
@@ -23,12 +22,11 @@ from bench import plan_cost
 from bench.ansible_way import AnsibleWay, ansible_python
 from bench.common_venv import installed_version
 from bench.drifts import DRIFTS, Drift, is_named, not_in_order, rounds
-from bench.results import Bar, Measure, machine, report, table
+from bench.results import Bar, Measure, report_here, table
 from bench.roll_outs import ExecChannels, Finished, RerunError, RollOuts, tail
 from bench.server import CACHE, RESULTS, kept
 from bench.stats import Summary, pair_ratios, side, summary
 from bench.weights import Say
-from demo.errors import DemoError
 from demo.fleet import Fleet
 from edgellm_server.probe import host_state
 
@@ -93,10 +91,8 @@ def measure_all(options: argparse.Namespace, say: Say) -> dict[str, Any]:
     say("planning for 1,000 hosts")
     measures.append(plan_cost.measure(plan_cost.HOSTS))
     print("\n" + table(measures, other="Ansible"), flush=True)
-    return report(
+    return report_here(
         measures,
-        machine=machine(),
-        date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         about={
             "quick": options.quick,
             "hosts": HOSTS,
@@ -290,15 +286,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parse_options(arguments)
     partial = options.quick or not options.drifts
     path = options.out or (CACHE / "bench" / "rerun.json" if partial else RESULTS / "rerun.json")
-
-    def measure(say: Say) -> dict[str, Any]:
-        try:
-            return measure_all(options, say)
-        except (DemoError, RerunError) as error:
-            print(f"bench.rerun: {error}", file=sys.stderr)
-            raise SystemExit(1) from None
-
-    told = kept("bench.rerun", measure, path)
+    told = kept("bench.rerun", lambda say: measure_all(options, say), path)
     return 0 if all(m["met"] for m in told["measures"].values()) else 1
 
 

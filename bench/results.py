@@ -1,4 +1,7 @@
-"""Measured figures -> what is kept as JSON and shown as a table. Pure but for `machine`."""
+"""Measured figures -> what is kept as JSON and shown as a table.
+
+Pure but for `machine` and `report_here`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
@@ -85,6 +89,12 @@ def report(
         "about": dict(about),
         "measures": {measure.bar.key: measure.as_json() for measure in measures},
     }
+
+
+def report_here(measures: Iterable[Measure], *, about: Mapping[str, Any]) -> dict[str, Any]:
+    """The result of what has just ended on this machine."""
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return report(measures, machine=machine(), date=now, about=about)
 
 
 def table(measures: Sequence[Measure], other: str = "common way") -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import json
 import signal
 import sys
@@ -28,9 +27,11 @@ from bench.plan import (
     server_environ,
     without_policy,
 )
-from bench.results import Measure, machine, report, table
+from bench.results import Measure, report_here, table
+from bench.roll_outs import RerunError
 from bench.servers import REPO, ServerError, common_way_server, our_server
 from bench.weights import WeightsError, weights
+from demo.errors import DemoError
 from edgellm_server.probe import host_state
 
 CACHE = REPO / ".cache"
@@ -116,10 +117,8 @@ def measure_all(options: argparse.Namespace, say: Callable[[str], None]) -> dict
             ask(default, prompts.cold("warm-up", 0, 4))
             measures += rounds.with_neighbours(bench, default, plan.cpu_weight or 1000)
     print("\n" + table(measures), flush=True)
-    return report(
+    return report_here(
         measures,
-        machine=machine(),
-        date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         about={
             "weights": model.as_json(),
             "plan": plan_as_json(plan),
@@ -160,6 +159,10 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+# Of a measurement that could not be made; what was started is ended by then
+FAULTS = (DemoError, LoadError, RerunError, ServerError, VenvError, WeightsError)
+
+
 def write_report(told: dict[str, Any], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(told, indent=2, ensure_ascii=False) + "\n")
@@ -185,7 +188,7 @@ def kept(
     except KeyboardInterrupt:
         say("interrupted: all that was started is ended")
         raise SystemExit(130) from None
-    except (LoadError, ServerError, VenvError, WeightsError) as error:
+    except FAULTS as error:
         print(f"{prog}: {error}", file=sys.stderr)
         raise SystemExit(1) from None
     write_report(told, path)

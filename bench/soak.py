@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import http.client
 import re
 import statistics
@@ -28,7 +27,7 @@ from bench.common_venv import common_venv
 from bench.load import LoadError, ask_together
 from bench.neighbours import DEFAULT_WEIGHT, GroupError, cpu_groups
 from bench.plan import command_prefix, plan_as_json, plan_for_this_machine, server_environ
-from bench.results import Bar, Measure, machine, report, table
+from bench.results import Bar, Measure, report_here, table
 from bench.server import CACHE, LOAD_DEADLINE_S, RESULTS, kept
 from bench.servers import Server, ServerError, our_server
 from bench.stats import Summary
@@ -171,10 +170,8 @@ def soak(options: argparse.Namespace, say: Callable[[str], None]) -> dict[str, A
         )
         left = where_they_left(server.request_lines())
     print("\n" + table(measures), flush=True)
-    return report(
+    return report_here(
         measures,
-        machine=machine(),
-        date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         about={
             "weights": model.as_json(),
             "plan": plan_as_json(plan),

@@ -9,7 +9,6 @@ and true to what the hosts are like. The hosts are taken down at the end.
 from __future__ import annotations
 
 import argparse
-import datetime
 import random
 import re
 import signal
@@ -24,13 +23,12 @@ from typing import Any
 from xml.etree import ElementTree
 
 from bench.rerun import settle
-from bench.results import Bar, Measure, machine, report, table
+from bench.results import Bar, Measure, report_here, table
 from bench.roll_outs import RUN_DEADLINE_S, Finished, RerunError, RollOuts, tail
 from bench.server import CACHE, RESULTS, kept
 from bench.servers import REPO
 from bench.stats import Summary, summary
 from bench.weights import Say
-from demo.errors import DemoError
 from demo.fleet import Fleet
 from edgellm.report import EXIT_BY_SIGNAL
 from edgellm.reports import schema
@@ -232,10 +230,8 @@ def measure_all(options: argparse.Namespace, say: Say) -> dict[str, Any]:
             say("taking the hosts down")
             fleet.down()
     print("\n" + table(measures), flush=True)
-    return report(
+    return report_here(
         measures,
-        machine=machine(),
-        date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         about={"hosts": HOSTS, "requests": 5, "notes": list(NOTES)},
     )
 
@@ -254,15 +250,7 @@ def main(arguments: Sequence[str]) -> int:
     whole = options.runs >= 5 and options.interruptions >= 20
     directory = RESULTS if whole else CACHE / "bench"
     path = options.out or directory / "verification.json"
-
-    def measure(say: Say) -> dict[str, Any]:
-        try:
-            return measure_all(options, say)
-        except (DemoError, RerunError) as error:
-            print(f"bench.verification: {error}", file=sys.stderr)
-            raise SystemExit(1) from None
-
-    told = kept("bench.verification", measure, path)
+    told = kept("bench.verification", lambda say: measure_all(options, say), path)
     return 0 if all(m["met"] for m in told["measures"].values()) else 1
 
 
