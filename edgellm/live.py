@@ -118,6 +118,7 @@ class _Board:
     at: dict[str, int] = field(default_factory=dict)  # host -> the stage it is in
     done: set[str] = field(default_factory=set)
     transfers: dict[str, str] = field(default_factory=dict)
+    held_back: set[str] = field(default_factory=set)
 
     def hosts(self) -> list[HostProgress]:
         return [self._progress(host) for host in self.state.inventory if self._is_of_run(host)]
@@ -129,7 +130,7 @@ class _Board:
         failed = None
         if host not in self.state.activated_hosts:
             failed = "unreachable"
-        elif host in self.state.failed_hosts:
+        elif host in self.state.failed_hosts and host.name not in self.held_back:
             failed = "failed"
         return HostProgress(
             name=host.name,
@@ -137,6 +138,7 @@ class _Board:
             stage=self.at.get(host.name),
             is_done=host.name in self.done,
             failed=failed,
+            is_held_back=host.name in self.held_back,
             transfer=self.transfers.get(host.name),
         )
 
@@ -194,6 +196,12 @@ def note_transfer(host: str, told: str) -> None:
     """'model m: 120 of 429 MB'."""
     if _board is not None:
         _board.transfers[host] = told
+
+
+def note_held_back(host: str) -> None:
+    """For pyinfra an operation of it fails, as there is no other way to leave a host out."""
+    if _board is not None:
+        _board.held_back.add(host)
 
 
 def stop() -> None:

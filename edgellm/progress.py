@@ -31,6 +31,7 @@ class HostProgress:
     stage: int | None = None
     is_done: bool = False
     failed: str | None = None  # "failed", "unreachable"
+    is_held_back: bool = False  # by a wave before its own: it is as it was, and nothing failed on it
     transfer: str | None = None  # "model m: 120 of 429 MB"
 
     def mark(self, stage: int) -> Mark:
@@ -38,7 +39,12 @@ class HostProgress:
             return Mark.DONE
         if stage == (self.stage or 0) and self.failed is not None:
             return Mark.FAILED
-        return Mark.NOW if stage == self.stage and self.failed is None else Mark.WAITING
+        return Mark.NOW if stage == self.stage and self.is_at_work else Mark.WAITING
+
+    @property
+    def is_at_work(self) -> bool:
+        ended = self.is_done or self.is_held_back or self.failed is not None
+        return self.stage is not None and not ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +72,7 @@ def group_of(groups: Sequence[str]) -> str:
 def rows(
     hosts: Iterable[HostProgress], stages: Sequence[str], *, most_rows: int
 ) -> tuple[Row, ...]:
-    """Failures first, then who is at work, then the others."""
+    """Failures first, then who is at work, then who is held back, then who is done."""
     ordered = sorted(hosts, key=_order)
     if len(ordered) <= most_rows:
         return tuple(_row(host, stages) for host in ordered)
@@ -98,16 +104,22 @@ def headline(hosts: Iterable[HostProgress]) -> str:
 def _order(host: HostProgress) -> tuple[int, str]:
     if host.failed is not None:
         return 0, host.name
-    return (2 if host.is_done else 1, host.name)
+    return 3 if host.is_done else 2 if host.is_held_back else 1, host.name
 
 
 def _row(host: HostProgress, stages: Sequence[str]) -> Row:
     return Row(
         name=host.name,
         cells=tuple(host.mark(index) for index in range(len(stages))),
-        note=host.failed or host.transfer or ("done" if host.is_done else ""),
+        note=host.failed or _note(host),
         failed=host.failed is not None,
     )
+
+
+def _note(host: HostProgress) -> str:
+    if host.is_held_back:
+        return "held back"
+    return host.transfer or ("done" if host.is_done else "")
 
 
 def _summary(name: str, members: Sequence[HostProgress], stages: Sequence[str]) -> Row:
@@ -125,10 +137,14 @@ def _summary(name: str, members: Sequence[HostProgress], stages: Sequence[str]) 
 def _counts(hosts: Sequence[HostProgress]) -> str:
     failed = sum(host.failed is not None for host in hosts)
     done = sum(host.is_done and host.failed is None for host in hosts)
-    at_work = sum(
-        host.stage is not None and not host.is_done and host.failed is None for host in hosts
+    at_work = sum(host.is_at_work for host in hosts)
+    held_back = sum(host.is_held_back for host in hosts)
+    waiting = len(hosts) - failed - done - at_work - held_back
+    counts = (
+        (failed, "failed"),
+        (at_work, "at work"),
+        (done, "done"),
+        (held_back, "held back"),
+        (waiting, "waiting"),
     )
-    counts = ((failed, "failed"), (at_work, "at work"), (done, "done"))
-    waiting = len(hosts) - failed - done - at_work
-    told = [f"{n} {word}" for n, word in (*counts, (waiting, "waiting")) if n]
-    return ", ".join(told)
+    return ", ".join(f"{n} {word}" for n, word in counts if n)

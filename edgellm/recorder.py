@@ -208,6 +208,8 @@ def note_failure(host: Host, error: EdgellmError) -> None:
     """Why a host failed; the first reason stands, later ones follow from it."""
     notes = _run.notes(host)
     notes.failure = notes.failure or error
+    if isinstance(notes.failure, HeldBackError):
+        live.note_held_back(host.name)
 
 
 def failure_of(host: Host) -> EdgellmError | None:

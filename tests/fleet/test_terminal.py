@@ -77,6 +77,27 @@ def test_hosts_and_stages_are_shown_with_failures_first_and_then_the_report(flee
     assert [line for line in lines if line][-1].startswith("Report: ")
 
 
+def test_a_host_that_waits_for_an_earlier_wave_is_not_shown_as_failed(
+    new_fleet: Callable[[], Any],
+) -> None:
+    fleet = new_fleet()
+    slow = {"edgellm_server/probe.py": smoke_line(median_ttft_ms=8000.0)}
+    fleet.add("canary", data={"wave": 0}, responses=slow)
+    fleet.add("later", data={"wave": 1})
+    ended = run_on_a_terminal(fleet)
+    assert ended.returncode == 1
+    lines = lines_of(ended.output)
+    heads = [index for index, line in enumerate(lines) if line.startswith("2 hosts: 1 failed, ")]
+    assert lines[heads[-1]].rstrip() == "2 hosts: 1 failed, 1 held back"
+    _, canary, later = [line.split() for line in lines[heads[-1] + 1 :] if line.strip()][:3]
+    assert canary[0] == "@fake/canary"
+    assert "✗" in canary
+    assert later[0] == "@fake/later"
+    assert "✗" not in later
+    assert later[-2:] == ["held", "back"]
+    assert [line for line in lines if line.startswith("2 hosts: 2 failed")] == []
+
+
 def test_the_operator_can_have_the_plain_lines_alone(fleet: Any) -> None:
     ended = run_on_a_terminal(fleet, EDGELLM_LIVE="off")
     lines = lines_of(ended.output)

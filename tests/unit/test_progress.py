@@ -28,6 +28,7 @@ def fleet(size: int) -> list[HostProgress]:
         (host("a", 1), (Mark.DONE, Mark.NOW, Mark.WAITING)),
         (host("a", 1, failed="failed"), (Mark.DONE, Mark.FAILED, Mark.WAITING)),
         (host("a", failed="unreachable"), (Mark.FAILED, Mark.WAITING, Mark.WAITING)),
+        (host("a", 1, is_held_back=True), (Mark.DONE, Mark.WAITING, Mark.WAITING)),
         (host("a", 2, is_done=True), (Mark.DONE, Mark.DONE, Mark.DONE)),
     ],
 )
@@ -48,6 +49,22 @@ def test_failures_come_first_then_who_is_at_work_then_who_is_done() -> None:
         ("c", "model m: 120 of 429 MB"),
         ("a", "done"),
     ]
+
+
+def test_a_host_that_an_earlier_wave_holds_back_has_not_failed() -> None:
+    hosts = [
+        host("a", 2, is_done=True),
+        host("b", 0, is_held_back=True),
+        host("c", 1, failed="failed"),
+        host("d", 1),
+        host("e"),
+    ]
+    found = rows(hosts, STAGES, most_rows=10)
+    assert [(row.name, row.note) for row in found] == [
+        *(("c", "failed"), ("d", ""), ("e", ""), ("b", "held back"), ("a", "done")),
+    ]
+    assert [row.name for row in found if row.failed] == ["c"]
+    assert headline(hosts) == "5 hosts: 1 failed, 1 at work, 1 done, 1 held back, 1 waiting"
 
 
 def test_many_hosts_are_one_line_a_group_with_their_counts() -> None:
