@@ -31,7 +31,7 @@ class HostProgress:
     stage: int | None = None
     is_done: bool = False
     failed: str | None = None  # "failed", "unreachable"
-    is_held_back: bool = False  # by a wave before its own: it is as it was, and nothing failed on it
+    is_held_back: bool = False  # by a wave before its own: nothing failed on it
     transfer: str | None = None  # "model m: 120 of 429 MB"
 
     def mark(self, stage: int) -> Mark:

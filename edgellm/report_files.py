@@ -1,4 +1,4 @@
-"""reports/: a directory a run, `latest`, and history.jsonl. One FleetReport -> all of its files.
+"""reports/: a directory a run, `latest`, history.jsonl and metrics. One FleetReport -> all of it.
 
 What cannot be rendered or written is told, and costs no other file.
 """
@@ -17,9 +17,11 @@ from pathlib import Path
 
 from edgellm import reports
 from edgellm.report import FleetReport, HostRecord
-from edgellm.reports import history, schema
+from edgellm.reports import history, prometheus, schema
 
 HISTORY = "history.jsonl"
+# Apart from `latest`: that has the hosts of one run, and of a run that tells nothing of health none
+METRICS = "metrics/fleet.prom"
 # 1,000 hosts with 20 runs each are about 6 MB.
 MAX_HISTORY_BYTES = 16 * 2**20
 LOCK_WITHIN_S = 5.0  # somebody else's run is writing: a few milliseconds
@@ -37,7 +39,10 @@ class Written:
 
 
 def write(report: FleetReport, root: Path) -> Written:
-    """reports/<run>/, `latest` pointing to it, and a line a host in history.jsonl. Never raises."""
+    """reports/<run>/, `latest` pointing to it, and the host's lines in history and metrics.
+
+    Never raises.
+    """
     faults: list[str] = []
 
     def kept(name: str, do: Callable[[], object]) -> bool:
@@ -68,6 +73,7 @@ def write(report: FleetReport, root: Path) -> Written:
         for name, render in reports.RENDERERS.items():
             kept(name, partial(_render, fleet, render, directory / name))
         kept(HISTORY, lambda: append(root, history.lines(fleet)))
+        kept(METRICS, partial(_publish, root, fleet))
     kept("latest", lambda: _point(root, report.run_id))
     return Written(report=report, path=path, faults=tuple(faults))
 
@@ -162,6 +168,16 @@ def _locked(path: Path) -> Iterator[bool]:
                     break
                 time.sleep(0.02)
         yield locked
+
+
+def _publish(root: Path, fleet: schema.Fleet) -> None:
+    """The newest of every host, for what scrapes. The lock is for runs that end together."""
+    path = root / METRICS
+    path.parent.mkdir(exist_ok=True)
+    with _locked(root / f".{path.name}.lock"):
+        earlier = path.read_text("utf-8", "replace") if path.exists() else ""
+        if text := prometheus.merged(fleet, earlier):
+            _place(path, text)
 
 
 def _render(fleet: schema.Fleet, render: Callable[[schema.Fleet], str], path: Path) -> None:

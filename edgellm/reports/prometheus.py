@@ -1,12 +1,16 @@
-"""One run as fleet.prom, for node_exporter's textfile collector on the control machine.
+"""Runs as fleet.prom, for node_exporter's textfile collector on the control machine.
 
+`text` is one run; `merged` also has the hosts that this run left out, as the runs before left them.
 The collector refuses a whole file for one line that it cannot read, for a metric without values of
 one type, and for time stamps. https://github.com/prometheus/node_exporter#textfile-collector
 """
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from edgellm.reports import history
@@ -14,6 +18,13 @@ from edgellm.reports.schema import Fleet, Host, Status
 
 Labels = Mapping[str, str]
 Value = Callable[[Host], float | None]
+
+# A host that was taken out of the inventory must not be shown for ever.
+KEPT_FOR_S = 30 * 86_400.0
+RUN_ENDED = "run_end_timestamp_seconds"
+HOST_ASKED = "host_run_end_timestamp_seconds"
+# Each metric's first label says whose it is: a host's, or that of all runs of a deploy
+SAMPLE = re.compile(r'(edgellm_\w+)\{((?:host|deploy)="(?:[^"\\]|\\.)*")[,}].* (\S+)')
 
 # Seconds, degrees and parts of one: https://prometheus.io/docs/practices/naming/#base-units
 OF_A_HOST: tuple[tuple[str, str, Value], ...] = (
@@ -59,9 +70,9 @@ def text(fleet: Fleet) -> str:
         *_metric("run_info", "The run that this file is of.", [(_of_the_run(fleet), 1)]),
         *_metric("run_duration_seconds", "How long it took.", [(run, fleet.duration_s)]),
         *_metric(
-            "run_end_timestamp_seconds",
+            RUN_ENDED,
             "When it ended. An old one: runs no longer report.",
-            [(run, stamp)] if (stamp := _stamp(fleet.ended_at)) is not None else [],
+            [(run, ended)] if (ended := _stamp(fleet.ended_at)) is not None else [],
         ),
         *_metric(
             "run_interrupted",
@@ -86,6 +97,11 @@ def text(fleet: Fleet) -> str:
                 for host in fleet.hosts
                 for status in Status
             ],
+        ),
+        *_metric(
+            HOST_ASKED,
+            "When the run ended that the host's other values are of.",
+            [(_names(host), ended) for host in fleet.hosts] if ended is not None else [],
         ),
         *_metric(
             "host_info",
@@ -123,6 +139,63 @@ def text(fleet: Fleet) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
+def merged(fleet: Fleet, earlier: str) -> str:
+    """`text`, and from `earlier` (the same of the runs before) whatever this run says nothing of.
+
+    A host is kept or replaced whole: beside a new status, an old TTFT would pass for its reason.
+    One that this run did not come to (pending) stays as it was.
+    """
+    newest, ended = text(fleet), _stamp(fleet.ended_at)
+    if not newest or ended is None:
+        return newest
+    new, old = _read(newest), _read(earlier)
+    at = {
+        owner: value
+        for name in (RUN_ENDED, HOST_ASKED)
+        for owner, _, value in old.get(f"edgellm_{name}", _Metric()).samples
+    }
+    told = {owner for metric in new.values() for owner, _, _ in metric.samples}
+    pending = {_label("host", host.name) for host in fleet.with_status(Status.PENDING)}
+    kept = {
+        owner
+        for owner, value in at.items()
+        if (owner not in told or owner in pending) and ended - value <= KEPT_FOR_S
+    }
+    lines: list[str] = []
+    for name in dict.fromkeys((*new, *old)):
+        samples = [
+            *(line for owner, line, _ in new.get(name, _Metric()).samples if owner not in kept),
+            *(line for owner, line, _ in old.get(name, _Metric()).samples if owner in kept),
+        ]
+        if samples:
+            lines += [*(new.get(name) or old[name]).head, *samples]
+    return "".join(f"{line}\n" for line in lines)
+
+
+@dataclass(slots=True)
+class _Metric:
+    """`head`: its HELP and TYPE. `samples`: whose it is, the whole line, its value."""
+
+    head: list[str] = field(default_factory=list)
+    samples: list[tuple[str, str, float]] = field(default_factory=list)
+
+
+def _read(text: str) -> dict[str, _Metric]:
+    """What `text` wrote. A line that it cannot have written is left out: one spoils the file."""
+    found: dict[str, _Metric] = {}
+    for line in text.split("\n"):
+        if line.startswith(("# HELP edgellm_", "# TYPE edgellm_")):
+            found.setdefault(line.split()[2], _Metric()).head.append(line)
+        elif (match := SAMPLE.fullmatch(line)) and match[1] in found:
+            with contextlib.suppress(ValueError):
+                found[match[1]].samples.append((match[2], line, float(match[3])))
+    return found
+
+
+def _label(name: str, value: str) -> str:
+    return f'{name}="{_escaped(value)}"'
+
+
 def _metric(name: str, told: str, values: Iterable[tuple[Labels, float]]) -> tuple[str, ...]:
     """All gauges: a file is one state, and the next run may be over other hosts."""
     full = f"edgellm_{name}"
@@ -156,7 +229,7 @@ def _of_the_run(fleet: Fleet) -> Labels:
 
 
 def _labels(labels: Labels) -> str:
-    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}"
+    return "{" + ",".join(_label(name, value) for name, value in labels.items()) + "}"
 
 
 def _escaped(value: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from edgellm import report_files, reports
 from edgellm.report import Fault, FleetReport, HostRecord, HostStatus, exit_code
@@ -182,6 +183,70 @@ def test_every_line_of_the_textfile_can_be_read_by_its_collector() -> None:
             assert line.fullmatch(found), found
             assert found.partition("{")[0] in known
     assert 'edgellm_host_status{host="h\\"1\\\\\\n",site="hall_a",status="ok"} 1' in text
+
+
+def at(hour: int, *hosts: HostRecord, deploy: str = "qwen", day: int = 2) -> FleetReport:
+    ended = f"2026-12-{day:02}T{hour:02}:00:00+00:00"
+    return replace(report(*hosts), run_id=f"{day}-{hour}", ended_at=ended, command=deploy)
+
+
+def scraped(root: Path) -> dict[str, dict[str, float]]:
+    """What a collector has of reports/metrics: metric -> host or deploy -> value, 0 left out."""
+    found: dict[str, dict[str, float]] = {}
+    for family in text_string_to_metric_families((root / "metrics" / "fleet.prom").read_text()):
+        assert family.name not in found, "a metric twice: its collector refuses the whole file"
+        values = found.setdefault(family.name.removeprefix("edgellm_"), {})
+        for sample in family.samples:
+            labels = sample.labels
+            whose = labels.get("host") or labels["deploy"]
+            name = " ".join((whose, *(labels[n] for n in ("status",) if n in labels)))
+            assert name not in values, "a sample twice: its collector refuses the whole file"
+            if sample.value:
+                values[name] = sample.value
+    return found
+
+
+def test_a_run_over_some_hosts_leaves_the_others_to_whoever_scrapes(tmp_path: Path) -> None:
+    report_files.write(at(1, host("a"), host("b"), host('c"\n')), tmp_path)
+    limited = at(2, host("b", HostStatus.FAILED, "x"), deploy="verify")
+    assert report_files.write(limited, tmp_path).faults == ()
+    for deploy in history.TELL_NOTHING_OF_HEALTH:
+        report_files.write(at(3, host("a"), deploy=deploy), tmp_path)
+    found = scraped(tmp_path)
+    assert found["host_status"] == {"a ok": 1, "b failed": 1, 'c"\n ok': 1}
+    asked = found["host_run_end_timestamp_seconds"]
+    assert asked["b"] - asked["a"] == 3600
+    assert found["run_end_timestamp_seconds"] == {"qwen": asked["a"], "verify": asked["b"]}
+
+
+def test_a_host_that_the_run_did_not_come_to_stays_as_it_was_known(tmp_path: Path) -> None:
+    report_files.write(at(1, host("a", HostStatus.DRIFTED)), tmp_path)
+    never = host("b", HostStatus.PENDING)
+    report_files.write(at(2, host("a", HostStatus.PENDING), never), tmp_path)
+    assert scraped(tmp_path)["host_status"] == {"a drifted": 1, "b pending": 1}
+    report_files.write(at(3, host("a"), host("b")), tmp_path)
+    assert scraped(tmp_path)["host_status"] == {"a ok": 1, "b ok": 1}
+
+
+def test_a_host_that_no_run_has_come_to_for_a_month_is_no_longer_published(tmp_path: Path) -> None:
+    report_files.write(at(0, host("gone"), host("a"), day=1), tmp_path)
+    report_files.write(at(0, host("a"), day=31), tmp_path)
+    assert scraped(tmp_path)["host_status"] == {"a ok": 1, "gone ok": 1}
+    report_files.write(at(1, host("a"), day=31), tmp_path)
+    assert scraped(tmp_path)["host_status"] == {"a ok": 1}
+
+
+def test_lines_that_no_run_has_written_are_not_published_again(tmp_path: Path) -> None:
+    report_files.write(at(1, host("a"), host("b")), tmp_path)
+    path = tmp_path / "metrics" / "fleet.prom"
+    whole = path.read_text()
+    path.write_text(f'{whole}edgellm_host_status{{host="b"\nnode_up 1\nedgellm_x{{host="b"}} 1\n')
+    report_files.write(at(2, host("a")), tmp_path)
+    assert scraped(tmp_path)["host_status"] == {"a ok": 1, "b ok": 1}
+    assert "node_up" not in path.read_text()
+    path.write_bytes(b"\xff\x00" + whole.encode()[:500])
+    assert report_files.write(at(3, host("a")), tmp_path).faults == ()
+    assert scraped(tmp_path)["host_status"] == {"a ok": 1}
 
 
 def test_the_command_names_few_hosts_and_reads_many_from_the_files() -> None:
