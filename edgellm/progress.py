@@ -6,11 +6,32 @@ lines of their own.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 MOST_FAILED_ROWS = 8  # of those that have failed, where groups are summed up
+
+
+class Standing(str, Enum):
+    """A host in the run, in the order of the headline."""
+
+    FAILED = "failed"
+    AT_WORK = "at work"
+    DONE = "done"
+    HELD_BACK = "held back"
+    WAITING = "waiting"
+
+
+# The order of the table's lines
+RANKS = {
+    Standing.FAILED: 0,
+    Standing.AT_WORK: 1,
+    Standing.WAITING: 1,
+    Standing.HELD_BACK: 2,
+    Standing.DONE: 3,
+}
 
 
 class Mark(str, Enum):
@@ -34,17 +55,23 @@ class HostProgress:
     is_held_back: bool = False  # by a wave before its own: nothing failed on it
     transfer: str | None = None  # "model m: 120 of 429 MB"
 
+    @property
+    def standing(self) -> Standing:
+        if self.failed is not None:
+            return Standing.FAILED
+        if self.is_done:
+            return Standing.DONE
+        if self.is_held_back:
+            return Standing.HELD_BACK
+        return Standing.WAITING if self.stage is None else Standing.AT_WORK
+
     def mark(self, stage: int) -> Mark:
         if self.is_done or (self.stage is not None and stage < self.stage):
             return Mark.DONE
-        if stage == (self.stage or 0) and self.failed is not None:
+        if stage == (self.stage or 0) and self.standing is Standing.FAILED:
             return Mark.FAILED
-        return Mark.NOW if stage == self.stage and self.is_at_work else Mark.WAITING
-
-    @property
-    def is_at_work(self) -> bool:
-        ended = self.is_done or self.is_held_back or self.failed is not None
-        return self.stage is not None and not ended
+        at_work = stage == self.stage and self.standing is Standing.AT_WORK
+        return Mark.NOW if at_work else Mark.WAITING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,24 +129,17 @@ def headline(hosts: Iterable[HostProgress]) -> str:
 
 
 def _order(host: HostProgress) -> tuple[int, str]:
-    if host.failed is not None:
-        return 0, host.name
-    return 3 if host.is_done else 2 if host.is_held_back else 1, host.name
+    return RANKS[host.standing], host.name
 
 
 def _row(host: HostProgress, stages: Sequence[str]) -> Row:
+    has_ended = host.standing in (Standing.DONE, Standing.HELD_BACK)
     return Row(
         name=host.name,
         cells=tuple(host.mark(index) for index in range(len(stages))),
-        note=host.failed or _note(host),
-        failed=host.failed is not None,
+        note=host.failed or (host.standing.value if has_ended else host.transfer or ""),
+        failed=host.standing is Standing.FAILED,
     )
-
-
-def _note(host: HostProgress) -> str:
-    if host.is_held_back:
-        return "held back"
-    return host.transfer or ("done" if host.is_done else "")
 
 
 def _summary(name: str, members: Sequence[HostProgress], stages: Sequence[str]) -> Row:
@@ -134,17 +154,6 @@ def _summary(name: str, members: Sequence[HostProgress], stages: Sequence[str]) 
     )
 
 
-def _counts(hosts: Sequence[HostProgress]) -> str:
-    failed = sum(host.failed is not None for host in hosts)
-    done = sum(host.is_done and host.failed is None for host in hosts)
-    at_work = sum(host.is_at_work for host in hosts)
-    held_back = sum(host.is_held_back for host in hosts)
-    waiting = len(hosts) - failed - done - at_work - held_back
-    counts = (
-        (failed, "failed"),
-        (at_work, "at work"),
-        (done, "done"),
-        (held_back, "held back"),
-        (waiting, "waiting"),
-    )
-    return ", ".join(f"{n} {word}" for n, word in counts if n)
+def _counts(hosts: Iterable[HostProgress]) -> str:
+    found = Counter(host.standing for host in hosts)
+    return ", ".join(f"{found[each]} {each.value}" for each in Standing if found[each])

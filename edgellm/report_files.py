@@ -73,7 +73,7 @@ def write(report: FleetReport, root: Path) -> Written:
         for name, render in reports.RENDERERS.items():
             kept(name, partial(_render, fleet, render, directory / name))
         kept(HISTORY, lambda: append(root, history.lines(fleet)))
-        kept(METRICS, partial(_publish, root, fleet))
+        kept(METRICS, partial(_publish, root, directory / "fleet.prom"))
     kept("latest", lambda: _point(root, report.run_id))
     return Written(report=report, path=path, faults=tuple(faults))
 
@@ -170,14 +170,15 @@ def _locked(path: Path) -> Iterator[bool]:
         yield locked
 
 
-def _publish(root: Path, fleet: schema.Fleet) -> None:
+def _publish(root: Path, of_this_run: Path) -> None:
     """The newest of every host, for what scrapes. The lock is for runs that end together."""
+    if not of_this_run.exists():
+        return  # it tells nothing of health
     path = root / METRICS
     path.parent.mkdir(exist_ok=True)
     with _locked(root / f".{path.name}.lock"):
         earlier = path.read_text("utf-8", "replace") if path.exists() else ""
-        if text := prometheus.merged(fleet, earlier):
-            _place(path, text)
+        _place(path, prometheus.merged(of_this_run.read_text("utf-8"), earlier))
 
 
 def _render(fleet: schema.Fleet, render: Callable[[schema.Fleet], str], path: Path) -> None:

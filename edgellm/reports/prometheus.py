@@ -139,27 +139,24 @@ def text(fleet: Fleet) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def merged(fleet: Fleet, earlier: str) -> str:
-    """`text`, and from `earlier` (the same of the runs before) whatever this run says nothing of.
+def merged(newest: str, earlier: str) -> str:
+    """`newest` (`text` of a run), and from `earlier` (merged before) what it says nothing of.
 
     A host is kept or replaced whole: beside a new status, an old TTFT would pass for its reason.
-    One that this run did not come to (pending) stays as it was.
+    One that the run did not come to (pending) stays as it was.
     """
-    newest, ended = text(fleet), _stamp(fleet.ended_at)
-    if not newest or ended is None:
-        return newest
     new, old = _read(newest), _read(earlier)
-    at = {
-        owner: value
-        for name in (RUN_ENDED, HOST_ASKED)
-        for owner, _, value in old.get(f"edgellm_{name}", _Metric()).samples
-    }
+    now = max(_ends(new).values(), default=None)
     told = {owner for metric in new.values() for owner, _, _ in metric.samples}
-    pending = {_label("host", host.name) for host in fleet.with_status(Status.PENDING)}
+    pending = {
+        owner
+        for owner, line, is_so in new.get("edgellm_host_status", _Metric()).samples
+        if is_so and f"{_label('status', Status.PENDING.value)}}}" in line
+    }
     kept = {
         owner
-        for owner, value in at.items()
-        if (owner not in told or owner in pending) and ended - value <= KEPT_FOR_S
+        for owner, ended in _ends(old).items()
+        if now is not None and (owner not in told or owner in pending) and now - ended <= KEPT_FOR_S
     }
     lines: list[str] = []
     for name in dict.fromkeys((*new, *old)):
@@ -190,6 +187,15 @@ def _read(text: str) -> dict[str, _Metric]:
             with contextlib.suppress(ValueError):
                 found[match[1]].samples.append((match[2], line, float(match[3])))
     return found
+
+
+def _ends(metrics: Mapping[str, _Metric]) -> dict[str, float]:
+    """Whose -> when the run ended that its samples are of."""
+    return {
+        owner: value
+        for name in (RUN_ENDED, HOST_ASKED)
+        for owner, _, value in metrics.get(f"edgellm_{name}", _Metric()).samples
+    }
 
 
 def _label(name: str, value: str) -> str:
